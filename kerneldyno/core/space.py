@@ -177,17 +177,3 @@ class Space:
                     other = self.complete({**config, name: value})
                     if other in self:
                         yield other
-
-    def distance(self, left: Config, right: Config) -> float:
-        """Measure how far apart two configurations are: each knob adds its difference of rank over its range, or 1."""
-        total = 0.0
-        for name, param in self.params.items():
-            if (name in left) != (name in right):
-                total += 1.0
-            elif name in left and left[name] != right[name]:
-                if isinstance(left[name], str | bool) or isinstance(right[name], str | bool):
-                    total += 1.0
-                else:
-                    apart = abs(param.values.index(left[name]) - param.values.index(right[name]))
-                    total += apart / (len(param.values) - 1)
-        return total
