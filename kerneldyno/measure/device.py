@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kerneldyno.core import Device
 from kerneldyno.core import Environment
+from kerneldyno.core import digest
 from kerneldyno.errors import RequestError
 from kerneldyno.errors import Unavailable
 
@@ -151,7 +152,9 @@ def detect(spec: str | None) -> Device:
         raise RequestError(f"unknown device '{spec}'. Valid: cpu, cuda, cuda:N (N counts from 0).")
     found = gpus()
     if not found:
-        raise Unavailable(f"device={spec}: this machine has no usable NVIDIA GPU (no driver, or no device). Choose device=cpu with backend=c.")
+        raise Unavailable(
+            f"device={spec}: this machine has no usable NVIDIA GPU (no driver, or no device). Choose device=cpu with backend=c."
+        )
     index = int(number or 0)
     if index >= len(found):
         raise Unavailable(f"device={spec}: this machine has {len(found)} GPU(s); choose cuda:0 to cuda:{len(found) - 1}.")
@@ -167,6 +170,19 @@ def version_of(distribution: str) -> str:
 
 
 def environment(device: Device, versions: dict[str, str]) -> Environment:
-    """Gather the versions that could change a result: the driver, Python, torch, and what a backend's probe names."""
+    """Gather the versions that could change a result: the driver, Python, torch, and what a backend's probe names.
+
+    On a CPU its features belong to them: code built for one CPU (`-march=native`) dies on another that lacks an instruction.
+    """
     common = {"driver": device.driver, "python": platform.python_version(), "torch": version_of("torch")}
+    if device.kind == "cpu":
+        common["cpu"] = digest([device.name, _cpu_features()])
     return Environment({**common, **versions})
+
+
+def _cpu_features() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.lower().startswith(("flags", "features"))), "")

@@ -60,7 +60,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._lifeline = -1
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._log = tempfile.TemporaryFile()
         self._deadline = 0.0
         self._timeout_s = 0.0
         self.busy = False

@@ -7,7 +7,8 @@ from kerneldyno.measure.process import Failure
 
 
 _RESOURCES = re.compile(
-    r"out.?of.?(resources|memory)|uses too much shared|too many resources|shared memory.{0,40}(exceed|limit|too)|exceeds? .{0,30}shared memory",
+    r"out.?of.?(resources|memory)|uses too much shared|too many resources|"
+    r"shared memory.{0,40}(exceed|limit|too)|exceeds? .{0,30}shared memory",
     re.IGNORECASE,
 )
 """What CUDA (error 701, 2), ptxas, Triton (OutOfResources) and TileLang say when a kernel does not fit."""

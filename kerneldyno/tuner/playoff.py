@@ -170,7 +170,7 @@ class Playoff:
                 self._drop(runner, reply.failure)
 
     def _recheck(self, runner: _Runner) -> None:
-        if runner not in self._in:
+        if runner not in self._in or runner.role == "roof":
             return
         reply = self.session.call("recheck", runner.contender.name, self.workload.seed + 1)
         if reply.failure is None:

@@ -109,7 +109,6 @@ class Search:
         self.interrupt = interrupt
         self._asker = Asker(study.space, sampler, seed)
         finished = writer.finished(study.study_id)
-        self._numbers = {trial.number: digest(trial.config) for trial in finished}
         self._memo = dict(writer.memo(study.study_id))
         self._spent_s = max((trial.elapsed_s for trial in finished), default=0.0)
         self._began = time.monotonic()
@@ -141,9 +140,7 @@ class Search:
                 self._ask()
                 self._collect_builds()
                 self._measure()
-                if self._told == len(self._asked) and (self._over or not self._more):
-                    break
-                if self._over and self._measuring is None:
+                if len(self._outcomes) == self.trials or (self._over and self._measuring is None):
                     break
                 self._wait()
         finally:
@@ -160,17 +157,28 @@ class Search:
         return len(self._asked) < self.trials
 
     def _ask(self) -> None:
+        """Ask and tell in the one order that a seed stands for, as far as results allow.
+
+        Result t is told when exactly t + lookahead configurations were asked for, also where it was known before: a study
+        that continues, whose first results come from the database at once, asks for what it asked for the first time.
+        """
         lookahead = LOOKAHEAD[self.session.device.kind]
-        while self._more and not self._over and len(self._asked) - self._told < lookahead:
-            config = self._asker.ask()
-            assert config is not None  # trials is at most the size of the space
-            number = len(self._asked)
-            self._asked.append(config)
-            known = self._memo.get(digest(config))
-            if known is not None:
-                self._count(number, known)
+        while not self._over:
+            if self._more and len(self._asked) - self._told < lookahead:
+                config = self._asker.ask()
+                assert config is not None  # trials is at most the size of the space
+                number = len(self._asked)
+                self._asked.append(config)
+                known = self._memo.get(digest(config))
+                if known is not None:
+                    self._count(number, known)
+                else:
+                    self._build(number, config)
+            elif self._told in self._outcomes:
+                self._asker.tell(self._asked[self._told], self._outcomes[self._told].median_us)
+                self._told += 1
             else:
-                self._build(number, config)
+                break
 
     def _build(self, number: int, config: Config) -> None:
         study = self.study
@@ -222,27 +230,17 @@ class Search:
                 smem_bytes=artifact.smem_bytes,
                 spill_bytes=artifact.spill_bytes,
             )
-        self.writer.record(self.study.study_id, self._free_number(number, config), config, outcome, self._elapsed_s)
+        # the writer takes another number where a run of this study with fewer results to learn from gave this one away
+        self.writer.record(self.study.study_id, number, config, outcome, self._elapsed_s)
         self._ran += 1
         self._count(number, outcome)
         self.listener(TrialFinished(self.study.backend, number, config, outcome, self._best_us))
-
-    def _free_number(self, number: int, config: Config) -> int:
-        # another run of this study (fewer trials were told then, say) may have used the number for another configuration
-        while self._numbers.get(number, digest(config)) != digest(config):
-            number = max(self._numbers) + 1
-        self._numbers[number] = digest(config)
-        return number
 
     def _count(self, number: int, outcome: Outcome) -> None:
         self._outcomes[number] = outcome
         self._counts[outcome.status.value] += 1
         if outcome.median_us is not None:
             self._best_us = min(outcome.median_us, self._best_us or outcome.median_us)
-        while self._told in self._outcomes:  # in the order asked, whatever the order of ending
-            told = self._outcomes[self._told]
-            self._asker.tell(self._asked[self._told], told.median_us)
-            self._told += 1
 
     def _wait(self) -> None:
         queue = Queue(self.pool.building, len(self._ready), int(self._measuring is not None))

@@ -67,7 +67,6 @@ def session() -> Iterator[Session]:
         yield made
 
 
-
 def running(pattern: str) -> list[str]:
     listed = subprocess.run(["ps", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if pattern in line and not line.split()[1].startswith("Z")]

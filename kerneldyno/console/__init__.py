@@ -1,0 +1,1 @@
+"""What a person sees: progress on standard error; tables, JSON and CSV on standard output."""

@@ -1,0 +1,1 @@
+"""The problems: one module each, with its shapes, inputs, reference, tolerance, work and baselines."""

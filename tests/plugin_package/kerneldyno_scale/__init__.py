@@ -1,0 +1,1 @@
+"""An example plugin of Kerneldyno; pyproject.toml names what it adds."""
