@@ -58,7 +58,10 @@ def choose(plan: Plan, registry: Registry, detect: Callable[[str | None], Device
             devices[job.device] = _detect(job, detect)
         usable: list[str] = []
         lines: list[str] = []
-        for backend in job.backends or registry.kernels(job.workload.problem):
+        candidates = job.backends or registry.kernels(job.workload.problem)
+        for backend in candidates:
+            if not job.backends and _runs_elsewhere(backend, registry, devices[job.device]):
+                continue  # a CPU's backend beside a GPU is no news
             if (backend, job.device) not in known:
                 known[backend, job.device] = availability(backend, registry, devices[job.device])
             found = known[backend, job.device]
@@ -69,10 +72,18 @@ def choose(plan: Plan, registry: Registry, detect: Callable[[str | None], Device
             else:
                 lines.append(f"{backend} is left out: {found.reason}. {_sentence(found.remedy)}".strip())
         if not usable:
-            raise Unavailable(f"no backend for problem '{job.workload.problem}' is usable on {job.device}. " + " ".join(lines))
-        notices |= dict.fromkeys(line for line in lines if "it runs on" not in line)
+            have = f"Kernels are in: {', '.join(candidates) or 'none'}."
+            raise Unavailable(" ".join((f"no backend for problem '{job.workload.problem}' is usable on {job.device}.", have, *lines)))
+        notices |= dict.fromkeys(lines)
         jobs.append(replace(job, backends=tuple(usable)))
     return replace(plan, jobs=tuple(jobs)), tuple(notices)
+
+
+def _runs_elsewhere(backend: str, registry: Registry, device: Device) -> bool:
+    try:
+        return registry.load_backend(backend).device_kind != device.kind
+    except KerneldynoError:
+        return False  # it cannot be imported, which is news
 
 
 def _detect(job: Job, detect: Callable[[str | None], Device]) -> Device:

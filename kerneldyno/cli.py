@@ -6,15 +6,12 @@ import sys
 from collections.abc import Sequence
 
 from kerneldyno import __version__
+from kerneldyno.console import INTERRUPTED
 from kerneldyno.errors import KerneldynoError
 from kerneldyno.errors import PluginError
 from kerneldyno.grammar import parse
 from kerneldyno.plan import Plan
 from kerneldyno.registry import Registry
-
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as shells count."""
 
 
 def run() -> None:

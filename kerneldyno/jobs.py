@@ -79,7 +79,7 @@ def _partial_shapes(problem: Problem, texts: Texts) -> list[Shape]:
             if name not in cases:
                 raise _unknown_case(problem.name, name, cases)
         bases = [cases[name] for name in names]
-    choices = [[(key, _dim_value(problem.name, key, dims[key], text)) for text in found] for key, found in asked.items()]
+    choices = [[(key, _dim_value(problem.name, key, dims[key], text)) for text in asked[key]] for key in dims if key in asked]
     return [{**base, **dict(chosen)} for base in bases for chosen in itertools.product(*choices)]
 
 
@@ -193,4 +193,4 @@ def job_words(job: Job, options: Options, **changes: str) -> tuple[str, ...]:
     if options.plugins:
         found["plugin"] = ",".join(map(quote_value, options.plugins))
     found |= changes
-    return tuple(f"{key}={found[key]}" for key in sorted(found, key=order_of))
+    return tuple(f"{key}={found[key]}" for key in sorted(found, key=lambda key: order_of(key)[0]))

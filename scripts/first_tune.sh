@@ -11,8 +11,10 @@ else
     softmax="shape.m=4096 shape.n=4096 trials=20 budget=60s"
     gemm="shape.m=1024 shape.n=1024 shape.k=1024 trials=20 budget=90s"
 fi
+failed=0
 for request in "problem=softmax $softmax" "problem=gemm $gemm"; do
     printf '\n$ tune %s\n' "$request"
     # shellcheck disable=SC2086  # the words are to be split
-    .venv/bin/tune $request
+    .venv/bin/tune $request || failed=$?
 done
+exit "$failed"

@@ -62,6 +62,13 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     fi
 fi
 command -v cc >/dev/null 2>&1 || apt_install gcc libc6-dev || say "no C compiler: the backend c will not be usable (apt-get install gcc)"
+if [ "${1:-tune}" = test ] || sh scripts/has_gpu.sh; then
+    # TileLang compiles host code
+    command -v g++ >/dev/null 2>&1 || apt_install g++ || say "no C++ compiler: tilelang will not be usable (apt-get install g++)"
+    # Triton compiles its launcher against Python's headers
+    .venv/bin/python -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' >/dev/null 2>&1 ||
+        apt_install python3-dev || say "no Python headers: triton will not be usable (apt-get install python3-dev)"
+fi
 
 install_torch
 case "${1:-tune}" in

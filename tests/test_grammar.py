@@ -192,6 +192,7 @@ _requests = st.fixed_dictionaries(
     optional={
         "backend": st.lists(st.sampled_from(["c", "triton", "cuda"]), min_size=1, unique=True).map(",".join),
         "shape.m": st.lists(st.integers(1, 10**5).map(str), min_size=1, max_size=3).map(",".join),
+        "shape.k": st.sampled_from(["1", "64,32"]),
         "shape.layout": st.sampled_from(["nn", "nt", "nn,nt"]),
         "dtype": st.sampled_from(["fp16", "bf16,fp32", "fp32"]),
         "device": st.sampled_from(["cpu", "cuda", "cuda:1", "cpu,cuda:0"]),

@@ -80,7 +80,7 @@ def bare_path(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("list", 0, ["softmax", "gemm", "named shapes", "torch"]),
+        ("list", 0, ["softmax", "gemm", "named shapes", "pip install"]),
         ("list problem=gemm", 0, ["shape.layout", "llama3-70b-gate-up-4k"]),
         ("list format=json", 0, ['"usable": false', '"failures": []']),
         ("doctor", 4, ["not installed", "pip install", "missing"]),

@@ -176,7 +176,7 @@ def _cell(row: RankRow, roofs: Mapping[tuple[str, str, str], float], registry: R
     lines = []
     if row.median_us is not None:
         lines.append(time_text(row.median_us) + (" *" if row.tied_first else ""))
-        if row.ratio is not None and row.role != "library":
+        if row.ratio is not None and row.role not in ("library", "roof"):
             interval = f" [{row.ratio_low:.2f}, {row.ratio_high:.2f}]" if row.ratio_low is not None and row.ratio_high is not None else ""
             lines.append(f"{row.ratio:.2f}x{interval}")
         roof = roofs.get(_place(row))

@@ -40,9 +40,6 @@ class Progress:
 
     def __init__(self, stream: TextIO | None = None, live: bool | None = None) -> None:
         self._console = console(stream or sys.stderr)
-        self._live: Live | None = None
-        if self._console.is_terminal if live is None else live:
-            self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True)
         self._study: StudyStarted | None = None
         self._queue = Queue(0, 0, 0)
         self._round: PlayoffRound | None = None
@@ -50,6 +47,9 @@ class Progress:
         self._best_us: float | None = None
         self._started_s = self._printed_s = time.monotonic()
         self._ran = 0
+        self._live: Live | None = None
+        if self._console.is_terminal if live is None else live:
+            self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
         if self._live:

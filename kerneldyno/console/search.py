@@ -5,9 +5,11 @@ import sys
 from dataclasses import replace
 
 from kerneldyno.choose import choose
+from kerneldyno.console import INTERRUPTED
 from kerneldyno.console import comparison
 from kerneldyno.console.progress import Progress
 from kerneldyno.console.show import console
+from kerneldyno.errors import NothingPassed
 from kerneldyno.jobs import job_words
 from kerneldyno.measure.device import detect
 from kerneldyno.plan import Plan
@@ -18,11 +20,6 @@ from kerneldyno.tuner import run
 from kerneldyno.tuner.events import Notice
 
 
-NOTHING_PASSED = 3
-INTERRUPTED = 130
-"""128 plus the number of SIGINT, as shells count."""
-
-
 def search(plan: Plan, registry: Registry) -> int:
     """Search every job of a plan, print the comparison, and say what to type next.
 
@@ -31,9 +28,10 @@ def search(plan: Plan, registry: Registry) -> int:
         registry: Where problems, backends and kernels are.
 
     Returns:
-        0 where something passed, 3 where nothing did, 130 after Ctrl-C.
+        0, or 130 after Ctrl-C.
 
     Raises:
+        errors.NothingPassed: The search ended without one configuration that is right.
         errors.KerneldynoError: The machine, the request or the database does not allow it.
     """
     plan, left_out = choose(plan, registry, detect)
@@ -50,8 +48,7 @@ def search(plan: Plan, registry: Registry) -> int:
         print("tune: interrupted; every finished trial is in the database, and the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
     if not result.passed:
-        print("tune: no configuration passed; the statuses above say how they failed", file=sys.stderr)
-        return NOTHING_PASSED
+        raise NothingPassed("no configuration passed; the statuses in the table say how they failed")
     if plan.options.format == "table":
         console().print(_next_steps(plan))
     return 0

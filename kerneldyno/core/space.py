@@ -29,7 +29,7 @@ class Param:
 
     Attributes:
         name: The key in a configuration.
-        values: The values it can take, in their natural order (neighbours are taken from it), without repeats.
+        values: The values it can take, without repeats; numbers count as ordered by size, words and switches as unordered.
         doc: One line that says what it does.
         when: The knob exists only where this holds; it reads knobs declared before, by argument name.
             Where it does not hold the key is absent from the configuration.
@@ -69,9 +69,11 @@ class Space:
     Args:
         params: The knobs; a knob's `when` may read only knobs before it.
         constraints: Hard rules; a configuration that breaks one is never measured.
+        starts: Configurations to try first, because they were good somewhere (say where, beside them). A knob that one leaves
+            out takes its first value; one that is not valid for this workload is passed over.
     """
 
-    def __init__(self, params: Sequence[Param], constraints: Sequence[Constraint] = ()) -> None:
+    def __init__(self, params: Sequence[Param], constraints: Sequence[Constraint] = (), starts: Sequence[Config] = ()) -> None:
         self.params: Mapping[str, Param] = {param.name: param for param in params}
         self.constraints = tuple(constraints)
         if len(self.params) != len(params):
@@ -92,6 +94,16 @@ class Space:
             if missing or not reads:
                 raise ValueError(f"the constraint '{constraint.reason}' reads {missing or 'no parameter'}")
             self._due[max(reads, key=order.__getitem__)].append((constraint, reads))
+        stray = {name for start in starts for name in start if name not in order}
+        if stray:
+            raise ValueError(f"a start names {sorted(stray)}, which are no parameters")
+        self._starts = tuple(starts)
+
+    @property
+    def starts(self) -> tuple[Config, ...]:
+        """The configurations to try first that are valid here, completed, each once."""
+        completed = {canonical(config): config for config in map(self.complete, self._starts) if config in self}
+        return tuple(completed.values())
 
     def _active(self, param: Param, config: Config) -> bool:
         if param.when is None:

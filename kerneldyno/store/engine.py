@@ -222,7 +222,9 @@ def _sqlite_state(connection: Connection, name: str) -> str | None:
 def _revision(connection: Connection, name: str) -> str:
     found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
     if found not in revisions():
-        raise StoreError(f"{name} was written by a newer Kerneldyno (schema {found}; this one knows up to {revisions()[-1]}). Upgrade kerneldyno.")
+        raise StoreError(
+            f"{name} was written by a newer Kerneldyno (schema {found}; this one knows up to {revisions()[-1]}). Upgrade kerneldyno."
+        )
     return found
 
 
@@ -285,9 +287,7 @@ def _open_postgres(url: URL, readonly: bool, busy_s: float) -> Engine:
     if importlib.util.find_spec("psycopg") is None:
         raise StoreError(f"{name} needs psycopg: {remedy}.")
     try:
-        engine = create_engine(
-            url, json_serializer=compact_json, pool_pre_ping=True, connect_args={"connect_timeout": max(int(busy_s), 2)}
-        )
+        engine = create_engine(url, json_serializer=compact_json, pool_pre_ping=True, connect_args={"connect_timeout": max(int(busy_s), 2)})
     except ImportError as error:  # psycopg without libpq
         raise StoreError(f"{name}: psycopg cannot be used ({str(error).splitlines()[0]}); {remedy}.") from error
     translate(engine, name)

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import JSON
 from sqlalchemy import BigInteger
 from sqlalchemy import DateTime
+from sqlalchemy import Double
 from sqlalchemy import ForeignKey
 from sqlalchemy import Index
 from sqlalchemy import LargeBinary
@@ -82,6 +83,7 @@ class Base(DeclarativeBase):
         list[float]: JSON,
         dict[str, str]: Packed,
         datetime: Utc,
+        float: Double,
         str: Words,
     }
 

@@ -114,7 +114,7 @@ def trial(engine: Engine, trial_id: int) -> TrialRecord | None:
     return None if row is None else trial_of(row)
 
 
-def group_of(study_id: int) -> Select[tuple[int]]:
+def group_of(study_id: int) -> Select:
     """The studies that share what was measured with a study: same workload, device, backend, versions, source and generation."""
     own = aliased(StudyTable)
     same = and_(*(getattr(own, column.key) == column for column in GROUP))
@@ -135,9 +135,7 @@ def best_trials(engine: Engine, study_id: int, count: int) -> list[TrialRecord]:
         .where(TrialRow.study_id.in_(group_of(study_id)), TrialRow.status == Status.OK.value, TrialRow.median_us.is_not(None))
         .subquery()
     )
-    statement = (
-        select(*TRIAL).join(placed, placed.c.id == TrialRow.id).where(placed.c.place == 1).order_by(TrialRow.median_us, TrialRow.id)
-    )
+    statement = select(*TRIAL).join(placed, placed.c.id == TrialRow.id).where(placed.c.place == 1).order_by(TrialRow.median_us, TrialRow.id)
     with engine.connect() as connection:
         return [trial_of(row) for row in connection.execute(statement.limit(count))]
 

@@ -12,6 +12,7 @@ from sqlalchemy import Select
 from sqlalchemy import Subquery
 from sqlalchemy import and_
 from sqlalchemy import case
+from sqlalchemy import exists
 from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy.engine import Engine
@@ -104,13 +105,16 @@ class _Search:
 
 
 def _newest_groups(where: Sequence[ColumnElement[bool]]) -> Subquery:
-    """The studies of the newest group of each (workload, device, backend), `place` 1 for the newest of them."""
+    """The studies of the newest group of each (workload, device, backend), `place` 1 for the newest of them.
+
+    A study without a trial yet makes no group: a search that was stopped at once does not hide what was known.
+    """
     place = func.row_number().over(partition_by=GROUP[:3], order_by=StudyTable.id.desc()).label("place")
     placed = (
         select(*GROUP, place)
         .join(WorkloadRow, WorkloadRow.id == StudyTable.workload_id)
         .join(DeviceRow, DeviceRow.id == StudyTable.device_id)
-        .where(*where)
+        .where(*where, exists().where(TrialRow.study_id == StudyTable.id))
         .subquery()
     )
     same = and_(*(placed.c[column.key] == column for column in GROUP))
@@ -140,7 +144,7 @@ def _searches(connection: Connection, groups: Subquery) -> dict[_Key, _Search]:
     return found
 
 
-def _described(statement: Select[Any], groups: Subquery) -> Select[Any]:
+def _described(statement: Select, groups: Subquery) -> Select:
     """Add study, workload, device and environment to a statement on groups."""
     return (
         statement.add_columns(*WORKLOAD, *DEVICE, EnvironmentRow.versions, StudyTable.command, StudyTable.kernel_digest)
@@ -152,12 +156,12 @@ def _described(statement: Select[Any], groups: Subquery) -> Select[Any]:
     )
 
 
-def _heads(groups: Subquery) -> Select[Any]:
+def _heads(groups: Subquery) -> Select:
     """The newest study of each group."""
     return _described(select(groups.c.study_id).select_from(groups), groups).where(groups.c.place == 1)
 
 
-def _best_trials(groups: Subquery) -> Select[Any]:
+def _best_trials(groups: Subquery) -> Select:
     """The best trial of each study of the groups: one step into the index a study."""
     candidate = aliased(TrialRow)
     best = (
@@ -182,7 +186,7 @@ def _best_trials(groups: Subquery) -> Select[Any]:
     return _described(select(*columns).select_from(groups).join(TrialRow, TrialRow.id == best), groups)
 
 
-def _newest_entries(where: Sequence[ColumnElement[bool]]) -> Select[Any]:
+def _newest_entries(where: Sequence[ColumnElement[bool]]) -> Select:
     """The newest playoff entry of each (workload, device, name); of several in one playoff the fastest that is right."""
     right = and_(EntryRow.status == Status.OK.value, EntryRow.median_us.is_not(None))
     rank = case((and_(right, EntryRow.verified), 0), (right, 1), else_=2)

@@ -30,6 +30,7 @@ from kerneldyno.core import Status
 from kerneldyno.core import Work
 from kerneldyno.core import Workload
 from kerneldyno.errors import StoreError
+from kerneldyno.registry import Registry
 from kerneldyno.store.engine import compact_json
 from kerneldyno.store.engine import sqlite_engine
 from kerneldyno.store.models import Base
@@ -53,20 +54,21 @@ _SAME += ("verified", "error_relative", "sm_clock_mhz", "power_w")
 """Fields that a line, a ranking row and a playoff entry call by the same name."""
 
 
-def to_lines(engine: Engine, work: Callable[[Workload], Work], filters: Filters | None = None) -> list[str]:
+def to_lines(engine: Engine, problem: str, work: Callable[[Workload], Work] | None = None) -> list[str]:
     """Write the standings of the newest playoffs as lines: what passed, and was right on fresh inputs after timing.
 
     Args:
         engine: A database, or `load_shipped`.
-        work: `Problem.work` of a workload's problem.
-        filters: What to write.
+        problem: Name of the problem.
+        work: Its `core.Problem.work`; None to look it up.
 
     Returns:
         One line a standing, without line ends, in the ranking's order.
     """
+    work = work or Registry().load_problem(problem).work
     return [
         compact_json(_line(row, work(row.workload)))
-        for row in ranking(engine, filters)
+        for row in ranking(engine, Filters(problems=(problem,)))
         if row.playoff is not None and row.status is Status.OK and row.verified
     ]
 

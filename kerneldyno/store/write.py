@@ -31,9 +31,9 @@ from kerneldyno.store.models import WorkloadRow
 from kerneldyno.store.records import PlayoffRecord
 from kerneldyno.store.records import StudyRecord
 from kerneldyno.store.records import TrialRecord
+from kerneldyno.store.rows import TRIAL
 from kerneldyno.store.rows import add
 from kerneldyno.store.rows import add_once
-from kerneldyno.store.rows import TRIAL
 from kerneldyno.store.rows import device_id
 from kerneldyno.store.rows import device_key
 from kerneldyno.store.rows import entry_values
@@ -140,7 +140,9 @@ class Writer:
         key = digest(config)
         with self._writes.begin() as connection:
             take_lock(connection)
-            taken = connection.execute(select(TrialRow.id, TrialRow.config_key).where(TrialRow.study_id == study_id, TrialRow.number == number)).one_or_none()
+            taken = connection.execute(
+                select(TrialRow.id, TrialRow.config_key).where(TrialRow.study_id == study_id, TrialRow.number == number)
+            ).one_or_none()
             if taken is not None:
                 if taken.config_key == key:
                     return taken.id

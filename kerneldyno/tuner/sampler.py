@@ -42,11 +42,31 @@ def check_sampler(name: str) -> None:
         raise RequestError(f"unknown sampler '{name}'.{hint} Valid: {', '.join(sorted(names))}.")
 
 
-def _distribution(param: Param) -> BaseDistribution:
-    # words and switches have no order; numbers are given by rank, so that 16, 32, 64, 128 are evenly apart
-    if any(isinstance(value, str | bool) for value in param.values):
-        return CategoricalDistribution(param.values)
-    return IntDistribution(0, len(param.values) - 1)
+class _Knob:
+    """A parameter as Optuna sees it: words and switches have no order; numbers go by rank, so that 16, 32, 64, 128 are evenly apart."""
+
+    def __init__(self, param: Param) -> None:
+        self.unordered = any(isinstance(value, str | bool) for value in param.values)
+        self.values: tuple[Any, ...] = param.values if self.unordered else tuple(sorted(param.values))  # pyright: ignore[reportArgumentType]
+        self._ranks = {canonical(value): rank for rank, value in enumerate(self.values)}
+        self.distribution: BaseDistribution = (
+            CategoricalDistribution(self.values) if self.unordered else IntDistribution(0, len(self.values) - 1)
+        )
+
+    def rank(self, value: Value) -> int:
+        """Place of a value in the order."""
+        return self._ranks[canonical(value)]
+
+    def internal(self, value: Value) -> Value:
+        """What stands for a value in Optuna."""
+        return value if self.unordered else self.rank(value)
+
+    def suggest(self, trial: optuna.Trial, name: str) -> Value:
+        """Let the sampler choose a value."""
+        if self.unordered:
+            chosen: Any = trial.suggest_categorical(name, self.values)
+            return chosen
+        return self.values[trial.suggest_int(name, 0, len(self.values) - 1)]
 
 
 class Asker:
@@ -67,14 +87,19 @@ class Asker:
     def __init__(self, space: Space, sampler: str, seed: int) -> None:
         check_sampler(sampler)
         self.space = space
-        self._distributions = {name: _distribution(param) for name, param in space.params.items()}
+        self._knobs = {name: _Knob(param) for name, param in space.params.items()}
         self._study = optuna.create_study(sampler=self._make(sampler.lower().removesuffix("sampler"), seed))
         self._rng = random.Random(seed)
         self._left = np.ones(space.size, dtype=bool)
         self._position = {canonical(config): index for index, config in enumerate(space.configs)}
         self._coordinates = np.array([self._encode(config) for config in space.configs]).reshape(space.size, -1)
-        self._words = np.array([isinstance(found, CategoricalDistribution) for found in self._distributions.values()])
+        self._words = np.array([knob.unordered for knob in self._knobs.values()])
         self._asked: dict[str, tuple[optuna.Trial, bool]] = {}
+        for start in space.starts:
+            self._study.enqueue_trial(self._internal(start))
+
+    def _internal(self, config: Config) -> dict[str, Any]:
+        return {name: self._knobs[name].internal(value) for name, value in config.items()}
 
     def _make(self, name: str, seed: int) -> BaseSampler:
         found = sampler_names()[name]
@@ -85,8 +110,7 @@ class Asker:
             arguments |= {"multivariate": True, "group": True, "constant_liar": True}
         if name == "grid":
             arguments["search_space"] = {
-                key: list(found.choices) if isinstance(found, CategoricalDistribution) else list(range(len(self.space.params[key].values)))
-                for key, found in self._distributions.items()
+                key: [knob.internal(value) for value in knob.values] for key, knob in self._knobs.items()
             }
         try:
             with warnings.catch_warnings():
@@ -97,14 +121,9 @@ class Asker:
 
     def _encode(self, config: Config) -> list[float]:
         # a knob's rank over its range, NaN where it does not exist
-        row: list[float] = []
-        for name, param in self.space.params.items():
-            if name in config:
-                ranks = [canonical(value) for value in param.values]
-                row.append(ranks.index(canonical(config[name])) / max(len(ranks) - 1, 1))
-            else:
-                row.append(float("nan"))
-        return row
+        return [
+            knob.rank(config[name]) / max(len(knob.values) - 1, 1) if name in config else float("nan") for name, knob in self._knobs.items()
+        ]
 
     def _nearest_left(self, config: Config) -> Config | None:
         left = np.flatnonzero(self._left)
@@ -133,18 +152,12 @@ class Asker:
             for name, param in self.space.params.items():
                 # a knob that does not exist beside those chosen so far is not asked for
                 if name in self.space.complete({**proposed, name: param.values[0]}):
-                    proposed[name] = self._suggest(trial, name, param)
+                    proposed[name] = self._knobs[name].suggest(trial, name)
         config = self._nearest_left(proposed)
         assert config is not None
         self._left[self._position[canonical(config)]] = False
         self._asked[canonical(config)] = (trial, canonical(config) == canonical(proposed))
         return config
-
-    def _suggest(self, trial: optuna.Trial, name: str, param: Param) -> Value:
-        distribution = self._distributions[name]
-        if isinstance(distribution, CategoricalDistribution):
-            return trial.suggest_categorical(name, distribution.choices)  # pyright: ignore[reportReturnType]
-        return param.values[trial.suggest_int(name, 0, len(param.values) - 1)]
 
     def tell(self, config: Config, median_us: float | None) -> None:
         """Say what came of a configuration that was asked for.
@@ -161,10 +174,6 @@ class Asker:
             self._study.tell(trial, value, state=state)
             return
         self._study.tell(trial, state=TrialState.FAIL)
-        params: dict[str, Any] = {}
-        for name in config:
-            word = isinstance(self._distributions[name], CategoricalDistribution)
-            values = [canonical(value) for value in self.space.params[name].values]
-            params[name] = config[name] if word else values.index(canonical(config[name]))
-        used = {name: self._distributions[name] for name in config}
-        self._study.add_trial(optuna.trial.create_trial(state=state, params=params, distributions=used, value=value))
+        used = {name: self._knobs[name].distribution for name in config}
+        measured = optuna.trial.create_trial(state=state, params=self._internal(config), distributions=used, value=value)
+        self._study.add_trial(measured)

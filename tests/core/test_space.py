@@ -96,6 +96,17 @@ def test_size_of_a_known_space() -> None:
     assert space.problems({"a": 1, "b": "u", "c": 1, "d": 0}) == ["unknown parameter 'd'", "c does not exist in this configuration"]
 
 
+def test_starts_are_completed_and_those_that_are_not_valid_passed_over() -> None:
+    space = Space(
+        [Param("a", (4, 1, 2), "x"), Param("b", ("u", "v"), "y"), Param("c", (2, 1), "z", when=lambda b: b == "v")],
+        [Constraint(lambda a, c: a * c <= 4, "a x c is at most 4")],
+        starts=[{"a": 2, "b": "v"}, {"b": "v"}, {"a": 3}, {}, {"a": 4, "b": "u"}],
+    )
+    assert space.starts == ({"a": 2, "b": "v", "c": 2}, {"a": 4, "b": "u"})
+    with pytest.raises(ValueError, match="a start names"):
+        Space([Param("a", (1,), "x")], starts=[{"z": 1}])
+
+
 def test_true_and_one_are_different_values() -> None:
     space = Space([Param("switch", (False, True), "on or off")])
     assert {"switch": True} in space

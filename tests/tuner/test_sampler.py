@@ -15,7 +15,7 @@ from kerneldyno.tuner.sampler import sampler_names
 def make_space() -> Space:
     return Space(
         [
-            Param("tile", (1, 2, 4, 8, 16, 32), "elements"),
+            Param("tile", (16, 1, 2, 4, 8, 32), "elements"),
             Param("mode", ("plain", "pipelined"), "how"),
             Param("stages", (1, 2, 3, 4), "depth", when=lambda mode: mode == "pipelined"),
             Param("warps", (1, 2, 4, 8), "warps"),
@@ -60,6 +60,17 @@ def test_a_seed_repeats_the_sequence(sampler: str) -> None:
     assert first == propose(sampler, seed=7, count=count, lag=4)
     assert first != propose(sampler, seed=8, count=count, lag=4)
     assert all(config in make_space() for config in first)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "cmaes"])
+def test_starts_come_first(sampler: str) -> None:
+    found = make_space()
+    starts = [{"tile": 4, "mode": "pipelined", "stages": 3}, {"tile": 32, "mode": "plain", "warps": 8, "swizzle": True}]
+    space = Space(list(found.params.values()), found.constraints, starts)
+    asker = Asker(space, sampler, 0)
+    asked = [asker.ask() for _ in range(6)]
+    assert asked[:2] == list(space.starts)
+    assert len({canonical(config) for config in asked if config is not None}) == 6
 
 
 def test_tpe_learns() -> None:

@@ -69,9 +69,7 @@ class CudaLaunch:
             RuntimeError: Where the driver refuses the launch; the text names the CUDA error.
         """
         stream = self._stream_of(self._device)
-        status = self._launch(
-            self._function, self._blocks, 1, 1, self._threads, 1, 1, self._smem_bytes, stream, self._parameters_at, 0
-        )[0]
+        status = self._launch(self._function, self._blocks, 1, 1, self._threads, 1, 1, self._smem_bytes, stream, self._parameters_at, 0)[0]
         if status != _SUCCESS:
             _check("cuLaunchKernel", (status,))
 

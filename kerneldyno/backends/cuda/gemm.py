@@ -31,6 +31,25 @@ def space(workload: Workload, device: Device) -> Space:
     return _ffma_space(workload, device) if workload.dtype == "fp32" else _mma_space(workload, device)
 
 
+_MMA_STARTS = (
+    {"block_m": 128, "block_n": 256, "block_k": 64, "warps_m": 2, "warps_n": 4, "stages": 3, "group_m": 16},
+    {"block_m": 256, "block_n": 128, "block_k": 32, "warps_m": 4, "warps_n": 2, "stages": 4, "group_m": 8},
+    {"block_m": 128, "block_n": 128, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 4, "blocks_per_sm": 2},
+    {
+        "block_m": 64,
+        "block_n": 64,
+        "block_k": 128,
+        "warps_m": 2,
+        "warps_n": 4,
+        "stages": 2,
+        "group_m": 1,
+        "blocks_per_sm": 2,
+        "epilogue": "direct",
+    },
+)
+"""Best of earlier searches at 4096^3, 8192^3 and 1000 x 1003 x 517, bf16, H200 (docs/notes/gemm.md)."""
+
+
 def _mma_space(workload: Workload, device: Device) -> Space:
     m, n = int(workload.shape["m"]), int(workload.shape["n"])
     threads_limit, smem_block, smem_sm, registers_sm = (
@@ -91,6 +110,7 @@ def _mma_space(workload: Workload, device: Device) -> Space:
                 f"shared memory of all blocks of a multiprocessor, each with {_RESERVED_SMEM} for the system, is at most {smem_sm} bytes",
             ),
         ],
+        _MMA_STARTS,
     )
 
 

@@ -21,6 +21,15 @@ _PACKET_BYTES = 16
 _MAX_DATA_REGISTERS = 128  # a longer unrolled row only makes the code longer: more threads do the same
 
 
+_STARTS = (
+    {"method": "registers", "threads": 1024, "row_threads": 512, "hold": "exp", "load": "cached"},
+    {"method": "registers", "threads": 256, "row_threads": 256, "hold": "exp", "resident": 1536, "load": "cached"},
+    {"method": "registers", "threads": 256, "row_threads": 256, "cluster": 8, "hold": "exp", "load": "cached"},
+    {"method": "registers", "threads": 512, "row_threads": 512, "cluster": 8, "hold": "raw"},
+)
+"""Best of earlier searches at 16384 x 8192, 4096 x 4096 and 8192 x 131072, bf16, H200 (docs/notes/softmax.md)."""
+
+
 def space(workload: Workload, device: Device) -> Space:
     """Return the knobs: how many threads share a row, how it is held, cache hints."""
     rows, columns = int(workload.shape["m"]), int(workload.shape["n"])
@@ -80,6 +89,7 @@ def space(workload: Workload, device: Device) -> Space:
                 "fp32 exponentials take no more registers than the row: they are always what is held",
             ),
         ],
+        _STARTS,
     )
 
 

@@ -17,6 +17,7 @@ _INSTALL = "pip install 'kerneldyno[tilelang]'"
 _NVCC_WHEEL = "nvidia-cuda-nvcc"
 # what else nvcc needs to compile one file to machine code, where it comes as a wheel rather than with a toolkit
 _NVCC_PARTS = ("nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+_TOOLKIT_NVCC = Path("/usr/local/cuda/bin/nvcc")
 
 
 def probe(device: Device | None) -> Availability:
@@ -60,7 +61,7 @@ def find_nvcc() -> Path | None:
     elif on_path := shutil.which("nvcc"):
         found = Path(on_path)
     else:
-        found = _nvcc_of_wheel() or Path("/usr/local/cuda/bin/nvcc")
+        found = _nvcc_of_wheel() or _TOOLKIT_NVCC
     return found if os.access(found, os.X_OK) else None
 
 

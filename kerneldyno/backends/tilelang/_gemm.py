@@ -94,7 +94,7 @@ def overlapped(
     blocks: int,
     pieces: int,
 ) -> T.PrimFunc:
-    """Tiles of C in turn on `blocks` blocks (0: one a tile); a producer warpgroup loads through tensor maps, each consumer has rows of its own.
+    """Tiles of C in turn on `blocks` blocks (0: one a tile): a producer warpgroup loads, the consumers share the rows out.
 
     A consumer keeps one group of wgmma in flight: it frees a stage when the next stage's products are queued. The producer runs
     ahead into the next tile while the consumers write the last, in `pieces` column pieces through shared memory.

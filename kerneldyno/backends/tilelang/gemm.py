@@ -39,12 +39,26 @@ def space(workload: Workload, device: Device) -> Space:
     return _space_tensor(workload, device)
 
 
+_TILE = {"block_m": 128, "block_n": 256, "block_k": 64, "warpgroups": 2, "panel": 8}
+_STARTS = (
+    {**_TILE, "schedule": "pipelined", "stages": 3, "policy": "columns"},
+    {**_TILE, "schedule": "pipelined", "stages": 4, "policy": "rows"},
+    {**_TILE, "schedule": "overlapped", "stages": 3},
+    {**_TILE, "schedule": "overlapped", "stages": 4, "pieces": 2},
+    {**_TILE, "schedule": "overlapped", "block_m": 256, "block_n": 128, "stages": 4, "pieces": 2},
+    {"schedule": "pipelined", "block_m": 64, "block_n": 64, "block_k": 64, "stages": 2, "warpgroups": 1, "panel": 4},
+)
+"""The first is what reached 691 TFLOP/s untuned at 8192^3, the others the best of earlier searches at 4096^3 and
+1000 x 1003 x 517, bf16, H200 (docs/notes/gemm.md)."""
+
+
 def _space_tensor(workload: Workload, device: Device) -> Space:
     m, n, k = (int(workload.shape[dim]) for dim in ("m", "n", "k"))
     size = DTYPE_BYTES[workload.dtype]
     limit = device.smem_per_block_bytes - _compile.STATIC_SMEM_BYTES
     k_mapped, n_mapped = (extent * size % _TMA_PITCH_BYTES == 0 for extent in (k, n))
     loads_mapped = k_mapped and (workload.shape["layout"] == "nt" or n_mapped)
+    large = m * n >= 2 * device.sm_count * 128 * 128
     pipelined = {"when": lambda schedule: schedule == "pipelined"}
     overlapped = {"when": lambda schedule: schedule == "overlapped"}
     return Space(
@@ -71,7 +85,8 @@ def _space_tensor(workload: Workload, device: Device) -> Space:
             Param("c_shared", (True, False), "write C through shared memory, by a tensor map where its pitch allows one", **pipelined),
             Param(
                 "specialise",
-                (True, False),
+                # in large products cp.async costs the computing threads more issue slots than it can return
+                (True,) if large else (True, False),
                 "a producer warpgroup loads through tensor maps; else every thread loads, with cp.async",
                 when=lambda schedule: schedule == "pipelined" and loads_mapped,
             ),
@@ -88,6 +103,10 @@ def _space_tensor(workload: Workload, device: Device) -> Space:
             Constraint(
                 lambda block_k: block_k == 32 or block_k < 2 * k,
                 f"a step is less than twice as deep as A and B ({k})",
+            ),
+            Constraint(
+                lambda block_m, block_n: block_m * block_n >= (128 * 128 if large else 64 * 64),
+                "where C has two tiles of 128 x 128 for each multiprocessor, smaller ones only load more often",
             ),
             Constraint(
                 lambda block_k, stages: 128 <= block_k * stages <= 384,
@@ -122,6 +141,7 @@ def _space_tensor(workload: Workload, device: Device) -> Space:
                 f"shared memory (stages x tiles of A and B) is at most {limit} bytes a block",
             ),
         ],
+        _STARTS,
     )
 
 
@@ -166,7 +186,8 @@ def program(workload: Workload, config: Config) -> _compile.Program:
     )
     tile = {key: int(config[key]) for key in ("block_m", "block_n", "block_k", "stages", "panel")}
     if workload.dtype == "fp32":
-        return _compile.Program(_gemm.plain(product, **tile))
+        # its padded tiles are not what a tensor map can write
+        return _compile.Program(_gemm.plain(product, **tile), {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True})
     if config["schedule"] == "overlapped":
         function = _gemm.overlapped(
             product, **tile, consumers=int(config["warpgroups"]), blocks=int(config["blocks"]), pieces=int(config["pieces"])
@@ -180,7 +201,7 @@ def program(workload: Workload, config: Config) -> _compile.Program:
         policy=str(config.get("policy", "rows")),
         c_shared=bool(config["c_shared"]),
     )
-    return _compile.Program(function, {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: not config.get("specialise", True)})
+    return _compile.Program(function, {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: not config.get("specialise", False)})
 
 
 def load(artifact: Artifact, workload: Workload) -> Launch:

@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ _ALIGNMENT = 16
 # sizes from here on are compiled as 64-bit; the margin keeps sums of a size and a tile in range
 _INT32_SIZE_MAX = 2**31 - 2**20
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
-_workspaces: dict[tuple[int, int | None], "torch.Tensor"] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Program:
     Attributes:
         function: The jit function; its first parameters are the tensors, by the names that the problem gives them.
         dtype: Element type of every tensor: fp32, fp16 or bf16.
-        sizes: Its integer arguments, passed at launch; one that is a multiple of 16 is compiled as such.
+        sizes: Its integer arguments, passed at launch; the power of two in each, up to 16, is compiled in.
         constants: Its constexpr arguments.
         grid: Number of programs, from the number of multiprocessors.
         num_warps: Warps a program.
@@ -115,8 +115,6 @@ def build(program: Program, config: Config, arch: str) -> Artifact:
 
 def _resources(cubin: bytes) -> tuple[int, int]:
     """Registers and stack bytes of a thread, from the `cuobjdump` that Triton brings along."""
-    import tempfile
-
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -141,23 +139,8 @@ def load(program: Program, arch: str) -> Launch:
     import torch
 
     compiled = program.compile(arch)
-    compiled.run  # noqa: B018 - loads the module, or raises OutOfResources
-    triton.set_allocator(_workspace)
     device = torch.cuda.current_device()
     return _Launch(program, compiled, device, torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _workspace(size: int, alignment: int, stream: int | None) -> "torch.Tensor":
-    """Device memory for the tensor maps that a program builds: one buffer for each size and stream, allocated once.
-
-    Launches on one stream run one after another and each program writes its maps before it uses them, so they may share.
-    `alignment` is 128 at most and torch gives 512.
-    """
-    import torch
-
-    if (size, stream) not in _workspaces:
-        _workspaces[size, stream] = torch.empty(size, dtype=torch.int8, device="cuda")
-    return _workspaces[size, stream]
 
 
 class _Launch:
@@ -171,16 +154,32 @@ class _Launch:
         self._device = device
         self._grid = program.grid(sm_count)
         self._stream = _cuda_getCurrentRawStream
+        self._workspace: torch.Tensor | None = None
+        # the first look at `run` loads the module
         self._run = compiled.run
 
     def prepare(self, inputs: Tensors, outputs: Tensors) -> None:
-        """Bind tensors; they are kept alive here, since the launch holds bare addresses."""
+        """Bind tensors, and allocate the memory in which programs build their tensor maps.
+
+        The tensors are kept alive here, since the launch holds bare addresses.
+        """
+        import torch
+
         self._tensors = {**inputs, **outputs}
         addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
         # the calling convention of CompiledKernel.run in Triton 3.6 and 3.9: metadata, then three launch hooks that are unused here
         hooks = (None, None, None)
+        size = self._compiled.metadata.global_scratch_size * math.prod(self._grid)
+        if size:
+            self._workspace = torch.empty(size, dtype=torch.int8, device=f"cuda:{self._device}")
         self._tail = (self._compiled.function, self._compiled.packed_metadata, *hooks, *self._program.arguments(addresses).values())
 
     def run(self) -> None:
         """Launch once on torch's current stream."""
+        if self._workspace is not None:
+            triton.set_allocator(self._allocate)
         self._run(*self._grid, self._stream(self._device), *self._tail)
+
+    def _allocate(self, size: int, alignment: int, stream: int | None) -> "torch.Tensor | None":
+        # Triton asks at each launch; `alignment` is 128 at most, and torch gives 512
+        return self._workspace

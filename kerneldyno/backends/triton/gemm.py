@@ -3,6 +3,8 @@
 Source: the tile order and the persistent loop follow Triton's tutorials 03-matrix-multiplication and 09-persistent-matmul.
 """
 
+import math
+
 import triton
 import triton.language as tl
 
@@ -224,11 +226,23 @@ def _heights(m: int) -> tuple[int, ...]:
     return tuple(block for block in (16, 32, 64, 128, 256) if block <= max(64, triton.next_power_of_2(m)) and (block >= 64 or m <= 64))
 
 
+_WIDE = {"load": "descriptor", "block_m": 128, "block_n": 256, "block_k": 64, "num_warps": 8, "persistent": True}
+_SPECIALISED = {"load": "descriptor", "block_k": 64, "num_warps": 4, "num_stages": 3, "persistent": True, "warp_specialize": True}
+_STARTS = (
+    {**_WIDE, "num_stages": 3, "group_m": 4},
+    {**_WIDE, "num_stages": 3, "group_m": 8, "flatten": True},
+    {**_WIDE, "num_stages": 4, "group_m": 8, "flatten": True, "epilogue_subtile": 2},
+    {**_SPECIALISED, "block_m": 128, "block_n": 256, "group_m": 16},
+    {**_SPECIALISED, "block_m": 128, "block_n": 128, "group_m": 8, "num_stages": 4},
+    {"load": "pointer", "block_m": 64, "block_n": 128, "block_k": 32, "group_m": 1, "num_warps": 8, "num_stages": 2},
+)
+"""Best of earlier searches at 8192^3, 4096^3 and 1000 x 1003 x 517, bf16, H200 (docs/notes/gemm.md)."""
+
+
 def space(workload: Workload, device: Device) -> Space:
     """The knobs: tile, order of the tiles, warps, pipeline depth, and how tiles are loaded, scheduled and stored.
 
-    Raises:
-        errors.Unsupported: Never; every layout, dtype and shape has a variant.
+    Every layout, dtype and shape has a variant.
 
     Source: the limits on registers and shared memory come from cross-compiling for sm_90a with Triton 3.6 and 3.9.
     """
@@ -280,7 +294,8 @@ def space(workload: Workload, device: Device) -> Space:
         return block_m * block_n // (32 * num_warps)
 
     def pipeline_bytes(block_m: int, block_n: int, block_k: int, num_stages: int) -> int:
-        return (block_m + block_n) * block_k * num_stages * size + _SMEM_MARGIN_BYTES
+        # tf32x3 holds a tile of A once more
+        return ((block_m + block_n) * num_stages + (block_m if fp32 else 0)) * block_k * size + _SMEM_MARGIN_BYTES
 
     def all_tiles_bytes(block_m: int, block_n: int, block_k: int, num_stages: int, copies: float = 1) -> float:
         return pipeline_bytes(block_m, block_n, block_k, num_stages) + block_m * block_n * size * copies
@@ -302,18 +317,25 @@ def space(workload: Workload, device: Device) -> Space:
             f"the tiles of A and B in flight take at most {limit:,} B of shared memory",
         ),
     ]
-    if not asynchronous:
-        constraints.append(
-            Constraint(
-                lambda block_m, block_n, block_k, num_warps: (block_m + block_n) * block_k <= 32 * 32 * num_warps,
-                "rows that start off 4 B pass through registers: at most 32 elements of A and B a thread",
-            )
+    # elements of one load: what divides the rows of A and B, up to 16 B
+    vector = max(1, math.gcd(16, *_pitches(workload).values()) // size)
+    constraints.append(
+        Constraint(
+            lambda load, block_m, block_n, block_k, num_warps: (
+                load == "descriptor" or (block_m + block_n) * block_k <= 32 * vector * 32 * num_warps
+            ),
+            f"at most 32 loads of A and B a thread, here of {vector * size} B: their addresses fill the registers",
         )
+    )
     if fp32:
         constraints += [
             Constraint(
                 lambda precision, block_k: block_k <= 32 if precision == "ieee" else block_k >= 32,
                 "depths of 16 and 32 are for ieee, of 32 and 64 for tf32x3",
+            ),
+            Constraint(
+                lambda block_m, block_n, block_k, num_warps: block_k < 64 or accumulators(block_m, block_n, num_warps) <= 32,
+                "with a depth of 64 at most 32 accumulators a thread: the split operands of tf32x3 spill beside more",
             ),
             Constraint(
                 lambda load, precision: load == "pointer" or precision == "tf32x3",
@@ -363,7 +385,7 @@ def space(workload: Workload, device: Device) -> Space:
             all_fit,
         ),
     ]
-    return Space(params, constraints)
+    return Space(params, constraints, _STARTS)
 
 
 def program(workload: Workload, config: Config) -> _compile.Program:

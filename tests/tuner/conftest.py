@@ -1,0 +1,49 @@
+"""A private artifact cache and database for each test, and the command run as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+PLANTED = Path(__file__).parents[1] / "planted.py"
+
+Tune = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """The environment of a user with an empty cache and no GPU."""
+    return {**os.environ, "KERNELDYNO_CACHE": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture
+def command() -> list[str]:
+    """The words before the request."""
+    return [sys.executable, "-m", "kerneldyno"]
+
+
+@pytest.fixture
+def tune(tmp_path: Path, environ: dict[str, str], command: list[str]) -> Tune:
+    """Run the command in a folder of its own and return what it printed."""
+
+    def run(*words: str, more: Mapping[str, str] | None = None, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*command, *words], cwd=tmp_path, env={**environ, **(more or {})}, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == expect, done.stderr + done.stdout
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    """The JSON rows of a comparison by backend or baseline."""
+    return {row["name"]: row for row in json.loads(done.stdout)}
