@@ -1,4 +1,4 @@
-"""Results that ship with the package: one JSON line for each verified best, in `results/<gpu>/<problem>.jsonl`.
+"""Results that ship with the package: one JSON line for each verified best, library and roof, in `results/<gpu>/<problem>.jsonl`.
 
 A line is a standing in one interleaved run; the lines of one run share `playoff`, so their ratios may be compared. Fields
 (schema_version 1): problem, shape, dtype, seed (of the inputs), device {kind, name, arch, sm_count, ...}, environment {package: version},
@@ -69,7 +69,7 @@ def to_lines(engine: Engine, problem: str, work: Callable[[Workload], Work] | No
     return [
         compact_json(_line(row, work(row.workload)))
         for row in ranking(engine, Filters(problems=(problem,)))
-        if row.playoff is not None and row.status is Status.OK and row.verified
+        if row.playoff is not None and row.status is Status.OK and (row.verified or row.role == "roof")
     ]
 
 

@@ -59,7 +59,7 @@ class StudyFinished:
         backend: Its name.
         workload: What it competed on.
         ran: Configurations measured now.
-        reused: Configurations that the database held.
+        reused: Configurations that the database held before.
         best_us: Median of the best; None where none passed.
         counts: Trials by status, the reused ones too.
     """

@@ -109,9 +109,7 @@ class Asker:
             # knobs act together (a tile and its warps), and several configurations are under way at once
             arguments |= {"multivariate": True, "group": True, "constant_liar": True}
         if name == "grid":
-            arguments["search_space"] = {
-                key: [knob.internal(value) for value in knob.values] for key, knob in self._knobs.items()
-            }
+            arguments["search_space"] = {key: [knob.internal(value) for value in knob.values] for key, knob in self._knobs.items()}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Optuna marks multivariate and group as experimental

@@ -118,9 +118,10 @@ class Search:
         self._building: dict[str, int] = {}
         self._ready: deque[tuple[int, str, Built]] = deque()
         self._measuring: tuple[int, str, Built] | None = None
-        self._counts: Counter[str] = Counter()
+        # what the database holds counts from the start, whether or not there is time left to ask for it again
+        self._counts = Counter(outcome.status.value for outcome in self._memo.values())
+        self._best_us = min((outcome.median_us for outcome in self._memo.values() if outcome.median_us is not None), default=None)
         self._ran = 0
-        self._best_us: float | None = None
         self._queue = Queue(0, 0, 0)
 
     @property
@@ -145,9 +146,8 @@ class Search:
                 self._wait()
         finally:
             self.pool.cancel()
-        reused = sum(self._counts.values()) - self._ran
         result = StudyFinished(
-            self.study.backend, self.study.workload, self._ran, reused, self._best_us, dict(sorted(self._counts.items()))
+            self.study.backend, self.study.workload, self._ran, len(self._memo), self._best_us, dict(sorted(self._counts.items()))
         )
         self.listener(result)
         return result
@@ -171,7 +171,7 @@ class Search:
                 self._asked.append(config)
                 known = self._memo.get(digest(config))
                 if known is not None:
-                    self._count(number, known)
+                    self._outcomes[number] = known
                 else:
                     self._build(number, config)
             elif self._told in self._outcomes:
@@ -233,14 +233,11 @@ class Search:
         # the writer takes another number where a run of this study with fewer results to learn from gave this one away
         self.writer.record(self.study.study_id, number, config, outcome, self._elapsed_s)
         self._ran += 1
-        self._count(number, outcome)
-        self.listener(TrialFinished(self.study.backend, number, config, outcome, self._best_us))
-
-    def _count(self, number: int, outcome: Outcome) -> None:
         self._outcomes[number] = outcome
         self._counts[outcome.status.value] += 1
         if outcome.median_us is not None:
             self._best_us = min(outcome.median_us, self._best_us or outcome.median_us)
+        self.listener(TrialFinished(self.study.backend, number, config, outcome, self._best_us))
 
     def _wait(self) -> None:
         queue = Queue(self.pool.building, len(self._ready), int(self._measuring is not None))

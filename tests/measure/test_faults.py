@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ from kerneldyno.registry import Registry
 PLANTED = Path(__file__).parents[1] / "planted.py"
 WORKLOAD = Workload("vector_add", {"n": 1000}, "fp32")
 REGISTRY = Registry([PLANTED])
+# a team of threads waits for a scheduler tick where tests share the cores
+ONE_CORE = replace(cpu(), sm_count=1)
 
 
 def request(fault: str) -> BuildRequest:
@@ -63,7 +66,7 @@ def pool() -> Iterator[CompilePool]:
 
 @pytest.fixture
 def session() -> Iterator[Session]:
-    with closing(Session(cpu(), run_timeout_s=3.0)) as made:
+    with closing(Session(ONE_CORE, run_timeout_s=3.0)) as made:
         yield made
 
 
@@ -142,7 +145,7 @@ def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_faults import *\n"
-        "pool = CompilePool(1, 100.0); session = Session(cpu(), 100.0)\n"
+        "pool = CompilePool(1, 100.0); session = Session(ONE_CORE, 100.0)\n"
         "build(pool, 'endless'); pool.submit(request('build_hangs')); pool.poll()\n"
         "session.prepare(REGISTRY.problem_ref('vector_add'), WORKLOAD)\n"
         "session.submit(Contender('planted', REGISTRY.kernel_ref('vector_add', 'planted'), request('endless').key))\n"

@@ -25,8 +25,10 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def command() -> list[str]:
-    """The words before the request."""
-    return [sys.executable, "-m", "kerneldyno"]
+    """The words before the request: on one core, since a team of threads waits for a scheduler tick where tests share the cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(cores)]
+    return ["taskset", "--cpu-list", str(core), sys.executable, "-m", "kerneldyno"]
 
 
 @pytest.fixture

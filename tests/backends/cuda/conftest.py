@@ -40,9 +40,7 @@ def emulate(tmp_path: Path) -> Emulate:
         arguments = ", ".join(f"(element*)tensors[{index}]" for index in range(len(names)))
         main = f"int main(int count, char** words) {{ return emulate(count, words, [] {{ {artifact.entry}({arguments}); }}); }}\n"
         (tmp_path / "kernel.cpp").write_text(artifact.source.replace(vocabulary, emulated) + main)
-        subprocess.run(
-            [compiler, "-std=c++17", "-O1", "-w", "-o", tmp_path / "kernel", tmp_path / "kernel.cpp"], check=True, timeout=60
-        )
+        subprocess.run([compiler, "-std=c++17", "-O1", "-w", "-o", tmp_path / "kernel", tmp_path / "kernel.cpp"], check=True, timeout=60)
         launch = [str(artifact.payload["blocks"]), str(artifact.threads), str(cluster), str(artifact.smem_bytes)]
         outputs = []
         for lazy, reverse in (("1", "0"), ("0", "1")):
