@@ -37,6 +37,10 @@ SAMPLING_S = {"cuda": 0.1, "cpu": 0.4}
 """Seconds of sampling that one configuration gets; Triton's `do_bench` gives 100 ms too. A CPU is noisier and slower."""
 MIN_SAMPLES = {"cuda": 10, "cpu": 7}
 MAX_SAMPLES = {"cuda": 100, "cpu": 60}
+BURST_S = {"cuda": 0.02, "cpu": 0.05}
+"""Seconds of one contender's burst in a round of the playoff, the flushes of the cache (8 ms each on a CPU) counted."""
+MIN_BURST = 3
+MAX_BURST = 30
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,14 @@ class Contender:
     artifact: str = ""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A contender in the race: loaded, bound, right, and how many launches make a burst."""
+
+    launch: Launch
+    burst: int
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """One burst of one contender: its samples and what the device did."""
@@ -83,7 +95,7 @@ class BenchServer:
         self.timer: Timer | None = None
         self.subject: Subject | None = None
         self.problem: Problem | None = None
-        self.entries: dict[str, Launch] = {}
+        self.entries: dict[str, Entry] = {}
 
     def open(self, device: Device) -> None:
         """Take the device: make its context and the timer's buffers."""
@@ -200,6 +212,7 @@ class BenchServer:
             ValueError: Its outputs are wrong.
         """
         assert self.subject is not None
+        assert self.device is not None
         assert self.timer is not None
         launch = self._load(contender)
         launch.prepare(self.subject.inputs.tensors, self.subject.outputs.tensors)
@@ -209,20 +222,24 @@ class BenchServer:
             if not verdict.right:
                 raise ValueError(verdict.message)
             error = verdict.error
+        began = time.perf_counter()
         self.timer.sample(launch.run, WARMUP_LAUNCHES)
-        self.entries[contender.name] = launch
+        each_s = (time.perf_counter() - began) / WARMUP_LAUNCHES
+        burst = min(max(int(BURST_S[self.device.kind] / each_s), MIN_BURST), MAX_BURST)
+        self.entries[contender.name] = Entry(launch, burst)
         return error
 
-    def sample(self, name: str, count: int) -> Round:
+    def sample(self, name: str) -> Round:
         """Time one burst of a contender that entered."""
         assert self.timer is not None
-        samples = self.timer.sample(self.entries[name].run, count)
+        entry = self.entries[name]
+        samples = self.timer.sample(entry.launch.run, entry.burst)
         return Round(tuple(samples), self.timer.conditions())
 
     def recheck(self, name: str, seed: int) -> Error:
         """Verify a contender once more, on inputs it has not seen. Raises ValueError where it is wrong."""
         assert self.subject is not None
-        launch = self.entries[name]
+        launch = self.entries[name].launch
         if self.subject.workload.seed != seed:
             workload = replace(self.subject.workload, seed=seed)
             self.subject = self._make(workload)

@@ -36,11 +36,6 @@ from kerneldyno.tuner.interrupt import Interrupt
 ROUNDS = 15
 """Rounds of a playoff: with 15 pairs the 95% interval of a median ratio spans about the middle half of them."""
 
-BURST_S = 0.02
-"""Seconds of one contender's burst in a round."""
-MIN_BURST = 3
-MAX_BURST = 30
-
 ENTER_TIMEOUT_S = 300.0
 """A baseline may compile when it enters (torch.compile with max-autotune took about a minute for a GEMM)."""
 
@@ -161,9 +156,7 @@ class Playoff:
         for runner in order:
             if runner not in self._in:
                 continue
-            usual_us = median(runner.rounds[-1].samples_us) if runner.rounds else None
-            burst = MIN_BURST if usual_us is None else min(max(int(BURST_S * 1e6 / usual_us), MIN_BURST), MAX_BURST)
-            reply = self.session.call("sample", runner.contender.name, burst)
+            reply = self.session.call("sample", runner.contender.name)
             if reply.failure is None:
                 runner.rounds.append(reply.value)
             else:
