@@ -198,7 +198,8 @@ def _rate(row: RankRow, median_us: float, registry: Registry) -> str:
     if work.flops > _RIDGE_FLOPS_PER_BYTE * work.bytes:
         tflops = work.flops / median_us * 1e-6
         return f"{tflops:.1f} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.1f} GFLOP/s"
-    return f"{work.bytes / median_us * 1e-3:.3g} GB/s"
+    gbps = work.bytes / median_us * 1e-3
+    return f"{gbps * 1e-3:.2f} TB/s" if gbps >= 1000 else f"{gbps:.3g} GB/s"
 
 
 def _legend(rows: Sequence[RankRow]) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,8 +29,8 @@ class Conditions:
 class Timer(Protocol):
     """Times launches on one device."""
 
-    def sample(self, run: Callable[[], None], count: int) -> list[float]:
-        """Return the microseconds of `count` launches, each after a flush of the cache."""
+    def sample(self, runs: Sequence[Callable[[], None]]) -> list[float]:
+        """Return the microseconds of each launch, in the order given, each after a flush of the cache."""
         ...
 
     def synchronize(self) -> None:
@@ -50,10 +51,10 @@ class CpuTimer:
         torch.set_num_threads(device.sm_count)
         self._flush = torch.empty(max(CPU_FLUSH_BYTES, 2 * device.l2_bytes), dtype=torch.uint8)
 
-    def sample(self, run: Callable[[], None], count: int) -> list[float]:
-        """Return the microseconds of `count` runs, each after a flush of the cache."""
+    def sample(self, runs: Sequence[Callable[[], None]]) -> list[float]:
+        """Return the microseconds of each run, in the order given, each after a flush of the cache."""
         samples: list[float] = []
-        for _ in range(count):
+        for run in runs:
             self._flush.zero_()
             began = time.perf_counter_ns()
             run()
@@ -81,11 +82,11 @@ class CudaTimer:
         self._flush = torch.empty(CUDA_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
         self._nvml = _nvml_handle(str(torch.cuda.get_device_properties(0).uuid))
 
-    def sample(self, run: Callable[[], None], count: int) -> list[float]:
-        """Return the microseconds of `count` launches, each after a flush of the L2."""
-        starts = [self._cuda.Event(enable_timing=True) for _ in range(count)]
-        ends = [self._cuda.Event(enable_timing=True) for _ in range(count)]
-        for start, end in zip(starts, ends, strict=True):
+    def sample(self, runs: Sequence[Callable[[], None]]) -> list[float]:
+        """Return the microseconds of each launch, in the order given, each after a flush of the L2."""
+        starts = [self._cuda.Event(enable_timing=True) for _ in runs]
+        ends = [self._cuda.Event(enable_timing=True) for _ in runs]
+        for start, end, run in zip(starts, ends, runs, strict=True):
             self._flush.zero_()
             start.record()
             run()

@@ -1,8 +1,8 @@
 """The playoff: the best few configurations and the baselines, interleaved in one fresh process.
 
-Medians of single trials were taken minutes apart, at other clocks and temperatures. Here every contender runs in every
-round, in an order that rotates, so that a ratio is taken between neighbours in time.
-Source of the practice: order effects of 1-8% where arms are not rotated (TileOPs, H200); ../measure/stats.py for the intervals.
+Medians of single trials were taken minutes apart, at other clocks and temperatures. Here every contender launches once a turn,
+in an order drawn anew for each turn, so that all run at the same clock and none always behind the same neighbour
+(`measure.bench.BenchServer.race` says what bursts in rotating order did to the ratios); `measure.stats` gives the intervals.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from kerneldyno.core import Environment
 from kerneldyno.core import Error
 from kerneldyno.core import Status
 from kerneldyno.core import Workload
+from kerneldyno.errors import Unavailable
 from kerneldyno.measure.bench import Contender
 from kerneldyno.measure.bench import Round
 from kerneldyno.measure.process import Failure
@@ -26,6 +27,7 @@ from kerneldyno.measure.session import Session
 from kerneldyno.measure.stats import median_interval
 from kerneldyno.measure.stats import ratio_interval
 from kerneldyno.measure.status import status_of
+from kerneldyno.measure.timing import Conditions
 from kerneldyno.registry import Ref
 from kerneldyno.store.records import PlayoffEntry
 from kerneldyno.tuner.events import Listener
@@ -38,6 +40,9 @@ ROUNDS = 15
 
 ENTER_TIMEOUT_S = 300.0
 """A baseline may compile when it enters (torch.compile with max-autotune took about a minute for a GEMM)."""
+
+RACE_TIMEOUT_S = 120.0
+RACE_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,7 @@ class _Runner:
     error: Error | None = None
     failure: Failure | None = None
     verified: bool = False
-    rounds: list[Round] = field(default_factory=list)
-
-    @property
-    def round_medians_us(self) -> list[float]:
-        return [median(found.samples_us) for found in self.rounds]
+    round_medians_us: list[float] = field(default_factory=list)
 
 
 class Playoff:
@@ -108,6 +109,7 @@ class Playoff:
         self.rounds = rounds
         self._in: list[_Runner] = []
         self._out: list[_Runner] = []
+        self._conditions: list[Conditions] = []
 
     def run(self) -> tuple[PlayoffEntry, ...]:
         """Hold it; the entries come fastest first, those that failed last. Empty where it was interrupted."""
@@ -142,25 +144,34 @@ class Playoff:
         """Take a contender out; where its failure cost the process, the others enter a new one."""
         runner.failure = failure
         self._out.append(runner)
-        others = [other for other in self._in if other is not runner]
-        self._in = others
+        self._in = [other for other in self._in if other is not runner]
         if not self.session.worker.alive:
-            self._in = []
-            self.session.prepare(self.problem, self.workload)
-            for other in others:
-                self._enter(other)
+            self._restart()
+
+    def _restart(self) -> None:
+        others = self._in
+        self._in = []
+        self.session.prepare(self.problem, self.workload)
+        for other in others:
+            self._enter(other)
 
     def _round(self, number: int) -> None:
-        count = len(self._in)
-        order = [self._in[(position + number) % count] for position in range(count)]
-        for runner in order:
-            if runner not in self._in:
-                continue
-            reply = self.session.call("sample", runner.contender.name)
+        """Race once; where that fails, the contenders enter anew, which takes out one that can no longer run, and race again."""
+        failure = ""
+        for _ in range(RACE_ATTEMPTS):
+            if not self._in:
+                return
+            names = [runner.contender.name for runner in self._in]
+            reply = self.session.call("race", names, number, timeout_s=RACE_TIMEOUT_S)
             if reply.failure is None:
-                runner.rounds.append(reply.value)
-            else:
-                self._drop(runner, reply.failure)
+                found: Round = reply.value
+                self._conditions.append(found.conditions)
+                for runner in self._in:
+                    runner.round_medians_us.append(median(found.samples_us[runner.contender.name]))
+                return
+            failure = reply.failure.text
+            self._restart()
+        raise Unavailable(f"the playoff of {self.workload.key} cannot run on {self.session.device.spec}: {failure}")
 
     def _recheck(self, runner: _Runner) -> None:
         if runner not in self._in or runner.role == "roof":
@@ -173,7 +184,7 @@ class Playoff:
 
     def _entries(self) -> tuple[PlayoffEntry, ...]:
         # the pairs of a ratio are rounds that both ran: a contender that lost a round to a restart would shift them
-        ran = [runner for runner in self._in if len(runner.rounds) == self.rounds]
+        ran = [runner for runner in self._in if len(runner.round_medians_us) == self.rounds]
         library = next((runner for runner in ran if runner.role == "library"), None)
         racing = [runner for runner in ran if runner.role != "roof"]
         first = min(racing, key=lambda runner: median(runner.round_medians_us), default=None)
@@ -184,8 +195,8 @@ class Playoff:
     def _entry(self, runner: _Runner, library: _Runner | None, first: _Runner | None) -> PlayoffEntry:
         medians = runner.round_medians_us
         middle, low, high = median_interval(medians)
-        clocks = [found.conditions.sm_clock_mhz for found in runner.rounds if found.conditions.sm_clock_mhz is not None]
-        powers = [found.conditions.power_w for found in runner.rounds if found.conditions.power_w is not None]
+        clocks = [found.sm_clock_mhz for found in self._conditions if found.sm_clock_mhz is not None]
+        powers = [found.power_w for found in self._conditions if found.power_w is not None]
         ratio = ratio_interval(library.round_medians_us, medians) if library is not None else (None, None, None)
         tied = runner.role != "roof" and first is not None and ratio_interval(first.round_medians_us, medians)[2] >= 1.0
         return replace(

@@ -194,7 +194,7 @@ class _Run:
                 seed=self.plan.options.seed,
                 rounds=ROUNDS,
                 command=self.command,
-                conditions={"cache": "cold", "rounds": ROUNDS, "order": "rotated", "process": "fresh"},
+                conditions={"cache": "cold", "rounds": ROUNDS, "order": "drawn for each turn of single launches", "process": "fresh"},
                 entries=entries,
             )
         )
