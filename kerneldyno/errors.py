@@ -68,6 +68,10 @@ def unknown(kind: str, word: str, names: Iterable[str]) -> RequestError:
     """
     valid = sorted(names)
     hint = nearest(word, valid)
-    question = f" Did you mean '{hint}'?" if hint else ""
+    if hint:
+        question = f" Did you mean '{hint}'?"
+    else:
+        far = difflib.get_close_matches(word.lower(), valid, n=1, cutoff=0.0)
+        question = f" The nearest is '{far[0]}'." if far else ""
     listing = f" Valid: {', '.join(valid)}." if valid else f" There is no {kind} to choose from."
     return RequestError(f"unknown {kind} '{word}'.{question}{listing}")

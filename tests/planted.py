@@ -31,6 +31,7 @@ BODIES: Mapping[str, str] = {
     "out_of_bounds": LOOP + " out[n] = 0.0f;",
     "changes_input": LOOP + " x[0] += 1.0f;",
     "flaky": "static int calls; " + LOOP + " if (calls++) out[0] += 1.0f;",
+    "dies_in_the_race": "static int calls; if (++calls > 100) *(volatile float *)8 = 1.0f; " + LOOP,
     "keeps_output": "static float *kept; static int calls; if (!calls++) {" + LOOP + "}",
     "syntax": "this is not C;",
     "build_hangs": LOOP,

@@ -19,7 +19,6 @@ from kerneldyno.core import Environment
 from kerneldyno.core import Error
 from kerneldyno.core import Status
 from kerneldyno.core import Workload
-from kerneldyno.errors import Unavailable
 from kerneldyno.measure.bench import Contender
 from kerneldyno.measure.bench import Round
 from kerneldyno.measure.process import Failure
@@ -31,6 +30,7 @@ from kerneldyno.measure.timing import Conditions
 from kerneldyno.registry import Ref
 from kerneldyno.store.records import PlayoffEntry
 from kerneldyno.tuner.events import Listener
+from kerneldyno.tuner.events import Notice
 from kerneldyno.tuner.events import PlayoffRound
 from kerneldyno.tuner.interrupt import Interrupt
 
@@ -112,7 +112,7 @@ class Playoff:
         self._conditions: list[Conditions] = []
 
     def run(self) -> tuple[PlayoffEntry, ...]:
-        """Hold it; the entries come fastest first, those that failed last. Empty where it was interrupted."""
+        """Hold it; the entries come fastest first, those that failed last. Empty where it was interrupted or nobody could race."""
         self.session.prepare(self.problem, self.workload, again=True)
         reply = self.session.call("baselines", timeout_s=ENTER_TIMEOUT_S)
         roles: Mapping[str, str] = reply.value or {}
@@ -125,7 +125,9 @@ class Playoff:
         for round_number in range(self.rounds):
             if self.interrupt.asked:
                 return ()
-            self._round(round_number)
+            if not self._in or not self._round(round_number):
+                self.listener(Notice(f"{self.workload.key}: no comparison; the contenders failed when they raced"))
+                return ()
             self.listener(PlayoffRound(round_number + 1, self.rounds))
         for runner in list(self._in):
             self._recheck(runner)
@@ -155,23 +157,24 @@ class Playoff:
         for other in others:
             self._enter(other)
 
-    def _round(self, number: int) -> None:
-        """Race once; where that fails, the contenders enter anew, which takes out one that can no longer run, and race again."""
-        failure = ""
+    def _round(self, number: int) -> bool:
+        """Race once. Where that fails, each races alone, the one that fails then is out, and all race again."""
         for _ in range(RACE_ATTEMPTS):
-            if not self._in:
-                return
-            names = [runner.contender.name for runner in self._in]
-            reply = self.session.call("race", names, number, timeout_s=RACE_TIMEOUT_S)
+            reply = self.session.call("race", [runner.contender.name for runner in self._in], number, timeout_s=RACE_TIMEOUT_S)
             if reply.failure is None:
                 found: Round = reply.value
                 self._conditions.append(found.conditions)
                 for runner in self._in:
                     runner.round_medians_us.append(median(found.samples_us[runner.contender.name]))
-                return
-            failure = reply.failure.text
+                return True
             self._restart()
-        raise Unavailable(f"the playoff of {self.workload.key} cannot run on {self.session.device.spec}: {failure}")
+            for runner in list(self._in):
+                alone = self.session.call("race", [runner.contender.name], number, timeout_s=RACE_TIMEOUT_S)
+                if alone.failure is not None:
+                    self._drop(runner, alone.failure)
+            if not self._in:
+                break
+        return False
 
     def _recheck(self, runner: _Runner) -> None:
         if runner not in self._in or runner.role == "roof":

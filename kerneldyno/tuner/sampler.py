@@ -1,6 +1,5 @@
 """Optuna's samplers over a space with hard constraints: only valid configurations, none twice."""
 
-import difflib
 import inspect
 import random
 import warnings
@@ -21,6 +20,7 @@ from kerneldyno.core import Space
 from kerneldyno.core import Value
 from kerneldyno.core import canonical
 from kerneldyno.errors import RequestError
+from kerneldyno.errors import unknown
 
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -35,11 +35,8 @@ def sampler_names() -> Mapping[str, type[BaseSampler]]:
 
 def check_sampler(name: str) -> None:
     """Raise RequestError, with the nearest name, where Optuna has no such sampler."""
-    names = sampler_names()
-    if name.lower().removesuffix("sampler") not in names:
-        near = difflib.get_close_matches(name.lower(), names, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise RequestError(f"unknown sampler '{name}'.{hint} Valid: {', '.join(sorted(names))}.")
+    if name.lower().removesuffix("sampler") not in sampler_names():
+        raise unknown("sampler", name, sampler_names())
 
 
 class _Knob:

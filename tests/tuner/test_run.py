@@ -88,6 +88,15 @@ def test_every_fault_is_a_trial_and_the_search_goes_on(tune: Tune, tmp_path: Pat
     }
 
 
+def test_a_kernel_that_dies_in_the_race_costs_the_others_nothing(tune: Tune) -> None:
+    # its trial makes 68 launches and passes; the race makes up to 300
+    done = tune(*VECTOR_ADD, "trials=4", more={"PLANTED": "none dies_in_the_race"})
+    compared = rows(tune("compare", "problem=vector_add", "format=json", f"plugin={PLANTED}"))
+    assert compared["planted"]["counts"] == {"ok": 4}
+    assert compared["planted"]["median_us"] > 0
+    assert "no comparison" in done.stderr or compared["planted"]["ratio"] > 0
+
+
 def test_nothing_passed(tune: Tune) -> None:
     done = tune(*VECTOR_ADD, "trials=2", more={"PLANTED": "wrong"}, expect=3)
     assert "wrong_result" in done.stderr + done.stdout
