@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,9 @@ import pytest
 
 
 PLANTED = Path(__file__).parents[1] / "planted.py"
+
+SOFTMAX = ("problem=softmax", "backend=c", "shape.m=64", "shape.n=256", "trials=6", "seed=1")
+VECTOR_ADD = ("problem=vector_add", "backend=planted", "shape.n=1000", "dtype=fp32", f"plugin={PLANTED}", "sampler=random")
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -49,3 +53,14 @@ def tune(tmp_path: Path, environ: dict[str, str], command: list[str]) -> Tune:
 def rows(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
     """The JSON rows of a comparison by backend or baseline."""
     return {row["name"]: row for row in json.loads(done.stdout)}
+
+
+def trials(database: Path) -> dict[tuple[int, int], tuple[str, str]]:
+    """Every finished trial by study and number; none where the tables were not made yet."""
+    if not database.exists():
+        return {}
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+        if not connection.execute("select 1 from sqlite_master where name = 'trial'").fetchone():
+            return {}
+        found = connection.execute("select study_id, number, config, status from trial order by 1, 2").fetchall()
+    return {(study, number): (config, status) for study, number, config, status in found}
