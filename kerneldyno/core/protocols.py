@@ -28,7 +28,11 @@ Tensors = Mapping[str, "torch.Tensor"]
 
 
 class Launch(Protocol):
-    """A kernel ready to run. Holds its tensors after `prepare`; `run` may then be called any number of times."""
+    """A kernel ready to run. Holds its tensors after `prepare`; `run` may then be called any number of times.
+
+    A baseline that cannot write into the caller's outputs also has `collect() -> None`, which copies its result there; it is
+    called after `run`, before the outputs are checked, and never timed.
+    """
 
     def prepare(self, inputs: Tensors, outputs: Tensors) -> None:
         """Bind tensors; build tensor maps and workspaces. Never inside the timed region."""

@@ -71,11 +71,6 @@ class Worker:
         return self._connection
 
     @property
-    def deadline(self) -> float:
-        """When the running call is over its time, on the clock of `time.monotonic`."""
-        return self._deadline
-
-    @property
     def alive(self) -> bool:
         """Whether a process is there to take a call without being started first."""
         return self._process is not None and self._process.poll() is None

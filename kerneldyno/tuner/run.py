@@ -80,7 +80,6 @@ class _Run:
         self.registry = registry
         self.writer = writer
         self.listener = listener
-        self.command = " ".join(("tune", *plan.words))
         self.began = time.monotonic()
         self.left = sum(len(job.backends) for job in plan.jobs)
 
@@ -141,7 +140,7 @@ class _Run:
         kernel_digest = self.registry.kernel_digest(workload.problem, backend)
         found = self._environment(backend, device)
         record = self.writer.study(
-            workload, device, found, backend, kernel_digest, options.sampler, options.seed, self.command, fresh=options.fresh
+            workload, device, found, backend, kernel_digest, options.sampler, options.seed, self.plan.command, fresh=options.fresh
         )
         return Study(
             backend,
@@ -193,7 +192,7 @@ class _Run:
                 environment=environment_of(session.device, [study.environment for study in studies]),
                 seed=self.plan.options.seed,
                 rounds=ROUNDS,
-                command=self.command,
+                command=self.plan.command,
                 conditions={"cache": "cold", "rounds": ROUNDS, "order": "drawn for each turn of single launches", "process": "fresh"},
                 entries=entries,
             )
