@@ -54,12 +54,14 @@ def _dim_value(problem: str, key: str, dim: Dim, text: str) -> Value:
         if dim.choices and text not in dim.choices:
             raise unknown(f"value for {SHAPE}{key}=", text, dim.choices)
         return text
+    kind = type(dim.default)
     try:
-        typed = OmegaConf.structured(make_dataclass("Dims", [(key, int, dim.default)]))
+        typed = OmegaConf.structured(make_dataclass("Dims", [(key, kind, dim.default)]))
         OmegaConf.update(typed, key, text)
-        value = int(typed[key])
+        value = kind(typed[key])
     except OmegaConfBaseException:
-        raise RequestError(f"{word}: a whole number is needed ({problem}'s {key}: {dim.meaning})") from None
+        number = "a whole number" if kind is int else "a number"
+        raise RequestError(f"{word}: {number} is needed ({problem}'s {key}: {dim.meaning})") from None
     if not dim.minimum <= value <= dim.maximum:
         raise RequestError(f"{word}: {problem}'s {key} goes from {dim.minimum} to {dim.maximum}")
     return value
@@ -121,11 +123,29 @@ def jobs_of(
         for device, backends in _places(name, texts.get("backend", ()), registry, devices, default_kind).items():
             dtypes = _dtypes(problem, texts) or [problem.dtypes[0] if device != "cpu" or "fp32" not in problem.dtypes else "fp32"]
             for partial, dtype in itertools.product(_partial_shapes(problem, texts), dtypes):
-                shape = {key: partial.get(key, dim.default) for key, dim in problem.dims.items()}
-                workload = Workload(name, shape, dtype, options.seed)
+                workload = Workload(name, _completed(problem, partial), dtype, options.seed)
                 problem.check(workload)
                 jobs[workload.key, device] = Job(workload, device, backends)
     return tuple(jobs.values())
+
+
+def _completed(problem: Problem, partial: Shape) -> Shape:
+    """Fill in what the user did not give: a default, or what was given for the dim that this one is like."""
+    shape: dict[str, Value] = {}
+    for key, dim in problem.dims.items():
+        inherited = shape[dim.like] if dim.like in partial else dim.default
+        shape[key] = partial.get(key, inherited)
+    return shape
+
+
+def shortened(problem: Problem, shape: Shape) -> Shape:
+    """Leave out what a request need not say: the dims that are at the value they take when they are not given."""
+    kept: dict[str, Value] = dict(shape)
+    for key in reversed(list(shape)):
+        rest = {name: value for name, value in kept.items() if name != key}
+        if len(rest) and _completed(problem, rest) == dict(shape):
+            kept = rest
+    return kept
 
 
 def _places(

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kerneldyno.console.show import console
@@ -11,9 +12,12 @@ from kerneldyno.console.show import print_csv
 from kerneldyno.console.show import print_json
 from kerneldyno.console.show import table
 from kerneldyno.console.show import time_text
+from kerneldyno.core import SOLVING_ROLES
 from kerneldyno.core import Status
 from kerneldyno.core import Work
+from kerneldyno.core import Workload
 from kerneldyno.errors import KerneldynoError
+from kerneldyno.jobs import shortened
 from kerneldyno.plan import Plan
 from kerneldyno.plan import Selection
 from kerneldyno.registry import Registry
@@ -25,16 +29,18 @@ from kerneldyno.store.records import RankRow
 from kerneldyno.store.shipped import load_shipped
 
 
-# the order of columns: what one would use otherwise, then ours, then others' tuned kernels, then the bound
-_ROLES = ("library", "kernel", "peer", "roof")
+# the order of columns: what one would use otherwise, then ours, then others' tuned kernels, then the bound, then what comes before
+_ROLES = ("library", "kernel", "peer", "roof", "step")
+
+_LONG_SHAPE = 5  # dims; a shape of more is shown by the name of its case and what differs from the defaults
 
 # above this many operations a byte a kernel is shown in TFLOP/s, below in GB/s: the ridge of a GPU lies at 20 to 300
 _RIDGE_FLOPS_PER_BYTE = 30.0
 
 _COLUMNS = (
     "problem shape dtype device arch name role backend status median_us low_us high_us ratio ratio_low ratio_high tied_first verified "
-    "roof_fraction tflops gbps counts trials tuning_s config error_relative sm_clock_mhz power_w environment seed rounds conditions "
-    "playoff kernel_digest command created_at source message"
+    "roof_fraction tflops gbps counts trials tuning_s config error_relative layout_us sm_clock_mhz power_w environment seed rounds "
+    "conditions playoff kernel_digest command created_at source message"
 ).split()
 
 
@@ -164,7 +170,7 @@ def _print_tables(rows: Sequence[RankRow], registry: Registry) -> None:
             by_name = {row.name: row for row in found}
             cells = [_cell(by_name[name], roofs, registry) if name in by_name else "" for name in names]
             seed = f"\nseed={found[0].workload.seed}" if found[0].workload.seed else ""
-            made.add_row(found[0].workload.shape_text + seed, *cells)
+            made.add_row(_shape_words(found[0].workload, registry) + seed, *cells)
         out.print()
         out.print(made)
     if rows:
@@ -176,12 +182,15 @@ def _cell(row: RankRow, roofs: Mapping[tuple[str, str, str], float], registry: R
     lines = []
     if row.median_us is not None:
         lines.append(time_text(row.median_us) + (" *" if row.tied_first else ""))
-        if row.ratio is not None and row.role not in ("library", "roof"):
+        if row.ratio is not None and row.role in ("kernel", "peer"):
             interval = f" [{row.ratio_low:.2f}, {row.ratio_high:.2f}]" if row.ratio_low is not None and row.ratio_high is not None else ""
             lines.append(f"{row.ratio:.2f}x{interval}")
         roof = roofs.get(_place(row))
-        fraction = f", {roof / row.median_us:.0%} of roof" if roof and row.role != "roof" else ""
-        lines.append(_rate(row, row.median_us, registry) + fraction)
+        fraction = f", {roof / row.median_us:.0%} of roof" if roof and row.role in SOLVING_ROLES else ""
+        if row.role != "step":
+            lines.append(_rate(row, row.median_us, registry) + fraction)
+        if row.layout_us is not None:
+            lines.append(f"layout {time_text(row.layout_us)}")
     if row.status != Status.OK:
         lines.append(str(row.status))
     elif row.role == "kernel" and not row.verified:
@@ -189,6 +198,20 @@ def _cell(row: RankRow, roofs: Mapping[tuple[str, str, str], float], registry: R
     if row.counts:
         lines.append(", ".join(f"{count} {status}" for status, count in sorted(row.counts.items(), key=lambda item: -item[1])))
     return "\n".join(filter(None, lines))
+
+
+def _shape_words(workload: Workload, registry: Registry) -> str:
+    """Write a shape as one asks for it; a long one as `shape=CASE` where it is one, else by the dims that are not at their default."""
+    if len(workload.shape) <= _LONG_SHAPE:
+        return workload.shape_text
+    try:
+        problem = registry.load_problem(workload.problem)
+    except KerneldynoError:
+        return workload.shape_text
+    for case, shape in problem.shapes().items():
+        if dict(shape) == dict(workload.shape):
+            return case
+    return replace(workload, shape=shortened(problem, workload.shape)).shape_text
 
 
 def _rate(row: RankRow, median_us: float, registry: Registry) -> str:
@@ -208,4 +231,8 @@ def _legend(rows: Sequence[RankRow]) -> str:
         parts.append("* fastest, or not told from it.")
     if any(row.role == "roof" for row in rows):
         parts.append("Roof: the same bytes copied, a bound and no solution.")
+    if any(row.layout_us is not None for row in rows):
+        parts.append("Layout: what the kernel prepares for a routing, not in its time.")
+    if any(row.role == "step" for row in rows):
+        parts.append("Step: work that comes before and is in no other time.")
     return "\n" + "\n".join(parts)

@@ -7,6 +7,7 @@ from kerneldyno.core.protocols import Problem
 from kerneldyno.core.protocols import Tensors
 from kerneldyno.core.records import DTYPE_BYTES
 from kerneldyno.core.records import DTYPE_EPSILON
+from kerneldyno.core.records import SOLVING_ROLES
 from kerneldyno.core.records import Artifact
 from kerneldyno.core.records import Availability
 from kerneldyno.core.records import Baseline
@@ -32,6 +33,7 @@ from kerneldyno.core.space import Space
 __all__ = [
     "DTYPE_BYTES",
     "DTYPE_EPSILON",
+    "SOLVING_ROLES",
     "Artifact",
     "Availability",
     "Backend",

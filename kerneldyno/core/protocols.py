@@ -32,6 +32,9 @@ class Launch(Protocol):
 
     A baseline that cannot write into the caller's outputs also has `collect() -> None`, which copies its result there; it is
     called after `run`, before the outputs are checked, and never timed.
+
+    A kernel that must arrange itself by the values of its inputs (the tiles of a routing) also has `layout() -> None`, which
+    enqueues that work as `run` does. `prepare` calls it, and it is timed apart: the work that a server would do once a routing.
     """
 
     def prepare(self, inputs: Tensors, outputs: Tensors) -> None:

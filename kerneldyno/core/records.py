@@ -61,14 +61,16 @@ class Dim:
         minimum: Least value of a number.
         maximum: Greatest value of a number.
         choices: The allowed words, where the key is a name.
+        like: The dim before this one whose value it takes where the user gives none; "" for `default`.
     """
 
     default: Value
     meaning: str
     unit: str = ""
-    minimum: int = 1
-    maximum: int = 2**31 - 1
+    minimum: float = 1
+    maximum: float = 2**31 - 1
     choices: tuple[str, ...] = ()
+    like: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,18 +217,23 @@ class ErrorBudget:
         return error.relative <= self.relative and error.max_abs <= self.max_abs
 
 
+SOLVING_ROLES = ("kernel", "library", "peer")
+"""Roles in a comparison that solve the problem: they are verified, and one of them is the fastest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Something to compare with that is not ours.
+    """Something to show beside the kernels that is not ours.
 
     Attributes:
-        launch: Runs it, verified and timed as a kernel is.
-        role: "library" (what a user would call otherwise), "peer" (another tuned kernel) or "roof" (a copy: a bound, not a solution).
+        launch: Runs it, timed as a kernel is, and verified where it solves the problem (library, peer).
+        role: "library" (what a user would call otherwise), "peer" (another tuned kernel), "roof" (a copy: a bound, not a solution) or
+            "step" (preparing work that is in no other row's time, such as the sorting of a routing).
         meaning: One line for the table's legend.
     """
 
     launch: "Launch"
-    role: Literal["library", "peer", "roof"]
+    role: Literal["library", "peer", "roof", "step"]
     meaning: str
 
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from statistics import median
 
+from kerneldyno.core import SOLVING_ROLES
 from kerneldyno.core import Baseline
 from kerneldyno.core import Device
 from kerneldyno.core import Error
@@ -35,6 +37,7 @@ from kerneldyno.registry import resolve
 
 WARMUP_LAUNCHES = 3
 ESTIMATE_LAUNCHES = 3
+LAYOUT_LAUNCHES = 10
 SAMPLING_S = {"cuda": 0.1, "cpu": 0.4}
 """Seconds of sampling that one configuration gets; Triton's `do_bench` gives 100 ms too. A CPU is noisier and slower."""
 MIN_SAMPLES = {"cuda": 10, "cpu": 7}
@@ -70,6 +73,19 @@ class Contender:
     name: str
     kernel: Ref | None = None
     artifact: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What was learned of a contender as it entered.
+
+    Attributes:
+        error: Its distance from the reference; None where it does not solve the problem (a roof, a step).
+        layout_us: Median time of its `layout`, in microseconds; None where it has none.
+    """
+
+    error: Error | None
+    layout_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +197,11 @@ class BenchServer:
         count = min(max(int(SAMPLING_S[kind] / each_s), MIN_SAMPLES[kind]), MAX_SAMPLES[kind])
         samples = self.timer.sample([launch.run] * count) if count > ESTIMATE_LAUNCHES else estimate
         conditions = self.timer.conditions()
-        median, low, high = median_interval(samples)
+        middle, low, high = median_interval(samples)
         return Outcome(
             Status.OK,
             tuple(round(sample, 3) for sample in samples),
-            median_us=median,
+            median_us=middle,
             low_us=low,
             high_us=high,
             error=first.error,
@@ -203,11 +219,8 @@ class BenchServer:
         assert self.device is not None
         return self.problem.baselines(self.subject.workload, self.device)
 
-    def enter(self, contender: Contender) -> Error | None:
-        """Load and verify a contender of the playoff, and keep it loaded.
-
-        Returns:
-            Its error; None for a roof, which computes something else and is only a bound.
+    def enter(self, contender: Contender) -> Entered:
+        """Load and verify a contender of the playoff, time its layout where it has one, and keep it loaded.
 
         Raises:
             ValueError: Its outputs are wrong.
@@ -218,7 +231,7 @@ class BenchServer:
         launch = self._load(contender)
         launch.prepare(self.subject.inputs.tensors, self.subject.outputs.tensors)
         error: Error | None = None
-        if contender.kernel is not None or self._baselines()[contender.name].role != "roof":
+        if contender.kernel is not None or self._baselines()[contender.name].role in SOLVING_ROLES:
             verdict = self._check(self.subject, launch)
             if not verdict.right:
                 raise ValueError(verdict.message)
@@ -227,7 +240,8 @@ class BenchServer:
         self.timer.sample([launch.run] * WARMUP_LAUNCHES)
         self.turn_s[contender.name] = (time.perf_counter() - began) / WARMUP_LAUNCHES
         self.entries[contender.name] = launch
-        return error
+        layout: Callable[[], None] | None = getattr(launch, "layout", None)
+        return Entered(error, None if layout is None else median(self.timer.sample([layout] * LAYOUT_LAUNCHES)))
 
     def race(self, names: Sequence[str], seed: int) -> Round:
         """Time one round: every contender launches once a turn, in an order that is drawn anew for each turn.

@@ -249,6 +249,7 @@ class EntryRow(Base):
     tied_first: Mapped[bool]
     verified: Mapped[bool]
     error_relative: Mapped[float | None]
+    layout_us: Mapped[float | None]
     sm_clock_mhz: Mapped[float | None]
     power_w: Mapped[float | None]
     status: Mapped[str] = mapped_column(String(40))

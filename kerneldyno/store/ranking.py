@@ -291,6 +291,7 @@ def _from_entry(row: Row[Any], searches: dict[_Key, _Search], best: RankRow | No
         verified=row.verified,
         config=row.config,
         error_relative=row.error_relative,
+        layout_us=row.layout_us,
         sm_clock_mhz=row.sm_clock_mhz,
         power_w=row.power_w,
         message=row.message,

@@ -76,7 +76,7 @@ class PlayoffEntry:
 
     Attributes:
         name: Backend or baseline; a backend may have several entries, one a configuration.
-        role: "kernel", "library", "peer" or "roof".
+        role: "kernel", "library", "peer", "roof" or "step".
         status: How it ended.
         backend: The backend; None for a baseline.
         trial_id: The trial that sent it; None for a baseline.
@@ -91,6 +91,7 @@ class PlayoffEntry:
         tied_first: True where the interval does not tell it from the fastest.
         verified: True where it was right on fresh inputs after timing.
         error_relative: `core.Error.relative` before timing.
+        layout_us: Median time of the kernel's `layout`, which is not in `median_us`; None where it has none.
         sm_clock_mhz: Mean SM clock over the rounds; None where unknown.
         power_w: Mean board power over the rounds; None where unknown.
         message: The error text; empty where ok.
@@ -115,6 +116,7 @@ class PlayoffEntry:
     sm_clock_mhz: float | None = None
     power_w: float | None = None
     message: str = ""
+    layout_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class RankRow:
         device: Where; index 0 and no driver (the driver is in `environment`).
         environment: Versions behind the times.
         name: Backend or baseline.
-        role: "kernel", "library", "peer" or "roof".
+        role: "kernel", "library", "peer", "roof" or "step".
         backend: The backend; None for a baseline.
         status: ok, or how the playoff entry failed, or the commonest status of a search in which nothing passed.
         median_us: Median time in microseconds; None where nothing passed.
@@ -187,6 +189,7 @@ class RankRow:
         verified: True where it was right on fresh inputs after timing; trials are verified before timing only.
         config: The configuration; None for a baseline.
         error_relative: Distance from the reference.
+        layout_us: Median time of the kernel's `layout`, which is not in `median_us`; None where it has none or raced in no playoff.
         sm_clock_mhz: SM clock; None where unknown.
         power_w: Board power; None where unknown.
         message: The error text of a failed entry.
@@ -230,6 +233,7 @@ class RankRow:
     sm_clock_mhz: float | None = None
     power_w: float | None = None
     message: str = ""
+    layout_us: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     trials: int = 0
     tuning_s: float = 0.0

@@ -174,6 +174,7 @@ def entry_values(entry: PlayoffEntry, search: Mapping[str, Any] | None = None) -
         "tied_first": entry.tied_first,
         "verified": entry.verified,
         "error_relative": entry.error_relative,
+        "layout_us": entry.layout_us,
         "sm_clock_mhz": entry.sm_clock_mhz,
         "power_w": entry.power_w,
         "status": entry.status.value,

@@ -3,7 +3,7 @@
 A line is a standing in one interleaved run; the lines of one run share `playoff`, so their ratios may be compared. Fields
 (schema_version 1): problem, shape, dtype, seed (of the inputs), device {kind, name, arch, sm_count, ...}, environment {package: version},
 name, role, backend (null for a baseline), config, median_us, low_us, high_us, ratio, ratio_low, ratio_high (time of the library
-over this time), tied_first, verified, error_relative, sm_clock_mhz, power_w, rounds, conditions, playoff, work {flops, bytes},
+over this time), tied_first, verified, error_relative, sm_clock_mhz, power_w, layout_us, rounds, conditions, playoff, work {flops, bytes},
 kernel_digest, counts (trials by status), trials, tuning_s, search_seed, command, created_at (UTC, ISO 8601).
 """
 
@@ -24,6 +24,7 @@ from sqlalchemy import Connection
 from sqlalchemy import select
 from sqlalchemy.engine import Engine
 
+from kerneldyno.core import SOLVING_ROLES
 from kerneldyno.core import Device
 from kerneldyno.core import Environment
 from kerneldyno.core import Status
@@ -50,7 +51,7 @@ from kerneldyno.store.rows import workload_id
 SCHEMA_VERSION = 1
 
 _SAME = ("name", "role", "backend", "config", "median_us", "low_us", "high_us", "ratio", "ratio_low", "ratio_high", "tied_first")
-_SAME += ("verified", "error_relative", "sm_clock_mhz", "power_w")
+_SAME += ("verified", "error_relative", "sm_clock_mhz", "power_w", "layout_us")
 """Fields that a line, a ranking row and a playoff entry call by the same name."""
 
 
@@ -69,7 +70,7 @@ def to_lines(engine: Engine, problem: str, work: Callable[[Workload], Work] | No
     return [
         compact_json(_line(row, work(row.workload)))
         for row in ranking(engine, Filters(problems=(problem,)))
-        if row.playoff is not None and row.status is Status.OK and (row.verified or row.role == "roof")
+        if row.playoff is not None and row.status is Status.OK and (row.verified or row.role not in SOLVING_ROLES)
     ]
 
 
@@ -138,7 +139,7 @@ def _sorted(entries: Iterable[Path | Traversable]) -> list[Path | Traversable]:
 def _add(connection: Connection, line: Mapping[str, Any]) -> None:
     if line["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema_version is {line['schema_version']}, not {SCHEMA_VERSION}; upgrade kerneldyno")
-    entry = replace(PlayoffEntry(line["name"], line["role"]), **{name: line[name] for name in _SAME})
+    entry = replace(PlayoffEntry(line["name"], line["role"]), **{name: line[name] for name in _SAME if name in line})
     search = {name: line[name] for name in ("counts", "trials", "tuning_s", "kernel_digest")}
     add(connection, EntryRow, {"playoff_id": _playoff(connection, line), **entry_values(entry, search)})
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 
 from kerneldyno.core import DTYPE_BYTES
+from kerneldyno.core import SOLVING_ROLES
 from kerneldyno.core import Device
 from kerneldyno.core import ErrorBudget
 from kerneldyno.core import Tensors
@@ -142,7 +143,7 @@ class ProblemContract:
         assert baselines
         assert next(iter(baselines.values())).role == "library"
         for label, baseline in baselines.items():
-            assert baseline.role in {"library", "peer", "roof"}
+            assert baseline.role in {"library", "peer", "roof", "step"}
             assert baseline.meaning.strip(), f"{label} has no meaning"
             if label in self.unhurried:
                 continue
@@ -150,13 +151,13 @@ class ProblemContract:
             for tensor in outputs.values():
                 tensor.fill_(float("nan"))
             baseline.launch.prepare(inputs, outputs)
-            if baseline.role != "roof":
+            if baseline.role in SOLVING_ROLES:
                 assert all(bool(tensor.isnan().all()) for tensor in outputs.values()), f"{label} wrote its result in prepare"
             baseline.launch.run()
             collect = getattr(baseline.launch, "collect", None)
             if collect is not None:
                 collect()
-            if baseline.role != "roof":
+            if baseline.role in SOLVING_ROLES:
                 error = error_between(outputs, reference)
                 assert budget.admits(error), f"{label}: {error} is beyond {budget}"
 

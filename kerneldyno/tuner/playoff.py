@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 from statistics import median
 
+from kerneldyno.core import SOLVING_ROLES
 from kerneldyno.core import Config
 from kerneldyno.core import Device
 from kerneldyno.core import Environment
@@ -20,6 +21,7 @@ from kerneldyno.core import Error
 from kerneldyno.core import Status
 from kerneldyno.core import Workload
 from kerneldyno.measure.bench import Contender
+from kerneldyno.measure.bench import Entered
 from kerneldyno.measure.bench import Round
 from kerneldyno.measure.process import Failure
 from kerneldyno.measure.session import Session
@@ -72,6 +74,7 @@ class _Runner:
     role: str
     finalist: Finalist | None
     error: Error | None = None
+    layout_us: float | None = None
     failure: Failure | None = None
     verified: bool = False
     round_medians_us: list[float] = field(default_factory=list)
@@ -136,7 +139,9 @@ class Playoff:
     def _enter(self, runner: _Runner) -> bool:
         reply = self.session.call("enter", runner.contender, timeout_s=ENTER_TIMEOUT_S)
         if reply.failure is None:
-            runner.error = reply.value
+            entered: Entered = reply.value
+            runner.error = entered.error
+            runner.layout_us = entered.layout_us
             self._in.append(runner)
             return True
         self._drop(runner, reply.failure)
@@ -177,7 +182,7 @@ class Playoff:
         return False
 
     def _recheck(self, runner: _Runner) -> None:
-        if runner not in self._in or runner.role == "roof":
+        if runner not in self._in or runner.role not in SOLVING_ROLES:
             return
         reply = self.session.call("recheck", runner.contender.name, self.workload.seed + 1)
         if reply.failure is None:
@@ -189,7 +194,7 @@ class Playoff:
         # the pairs of a ratio are rounds that both ran: a contender that lost a round to a restart would shift them
         ran = [runner for runner in self._in if len(runner.round_medians_us) == self.rounds]
         library = next((runner for runner in ran if runner.role == "library"), None)
-        racing = [runner for runner in ran if runner.role != "roof"]
+        racing = [runner for runner in ran if runner.role in SOLVING_ROLES]
         first = min(racing, key=lambda runner: median(runner.round_medians_us), default=None)
         entries = [self._entry(runner, library, first) for runner in ran]
         entries.sort(key=lambda entry: entry.median_us or 0.0)
@@ -201,7 +206,7 @@ class Playoff:
         clocks = [found.sm_clock_mhz for found in self._conditions if found.sm_clock_mhz is not None]
         powers = [found.power_w for found in self._conditions if found.power_w is not None]
         ratio = ratio_interval(library.round_medians_us, medians) if library is not None else (None, None, None)
-        tied = runner.role != "roof" and first is not None and ratio_interval(first.round_medians_us, medians)[2] >= 1.0
+        tied = runner.role in SOLVING_ROLES and first is not None and ratio_interval(first.round_medians_us, medians)[2] >= 1.0
         return replace(
             self._bare(runner),
             round_medians_us=tuple(round(value, 3) for value in medians),
@@ -233,6 +238,7 @@ class Playoff:
             trial_id=finalist.trial_id if finalist else None,
             config=finalist.config if finalist else None,
             error_relative=runner.error.relative if runner.error else None,
+            layout_us=runner.layout_us,
             status=Status.OK,
         )
 

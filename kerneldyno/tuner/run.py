@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 from kerneldyno.core import Device
 from kerneldyno.core import Environment
+from kerneldyno.core import Workload
+from kerneldyno.errors import KerneldynoError
+from kerneldyno.errors import Unavailable
 from kerneldyno.errors import Unsupported
 from kerneldyno.measure.compile import BuildRequest
 from kerneldyno.measure.compile import CompilePool
+from kerneldyno.measure.device import cpu
 from kerneldyno.measure.device import detect
 from kerneldyno.measure.device import environment
 from kerneldyno.measure.session import Session
@@ -95,6 +99,7 @@ class _Run:
                 if job.device not in sessions:
                     sessions[job.device] = stack.enter_context(closing(Session(detect(job.device), options.run_timeout_s)))
                 session = sessions[job.device]
+                self._must_fit(job.workload, session.device)
                 studies: list[Study] = []
                 results: list[StudyFinished] = []
                 for backend in job.backends:
@@ -103,8 +108,9 @@ class _Run:
                     try:
                         study = self._study(job, backend, session.device)
                     except Unsupported as error:
-                        unsupported.append(error)
-                        self.listener(Notice(f"{backend} is left out for {job.workload.key}: {error}"))
+                        refusal = Unsupported(f"{str(error).rstrip('.')}. {self._able(job.workload, session.device)}")
+                        unsupported.append(refusal)
+                        self.listener(Notice(f"{backend} is left out for {job.workload.key}: {refusal}"))
                         continue
                     finally:
                         share_s = self._share_s()
@@ -126,6 +132,29 @@ class _Run:
         share_s = None if budget_s is None else max(budget_s - (time.monotonic() - self.began), 0.0) / self.left
         self.left -= 1
         return share_s
+
+    def _must_fit(self, workload: Workload, device: Device) -> None:
+        """Raise Unavailable where a workload's tensors are larger than the device's memory, before anything is compiled for it."""
+        need = self.registry.load_problem(workload.problem).work(workload).bytes
+        if device.memory_bytes and need > device.memory_bytes:
+            raise Unavailable(
+                f"{workload.problem} {workload.shape_text} in {workload.dtype} has {need / 2**30:.1f} GiB of inputs and outputs, and "
+                f"{device.name} has {device.memory_bytes / 2**30:.1f} GiB of memory. Choose a smaller shape, or a device with more."
+            )
+
+    def _able(self, workload: Workload, device: Device) -> str:
+        """Say which backends that are usable here have a variant for a workload."""
+        able: list[str] = []
+        for backend in self.registry.kernels(workload.problem):
+            try:
+                found = self.registry.load_backend(backend)
+                place = cpu() if found.device_kind == "cpu" else device
+                if place.kind == found.device_kind and found.probe(place).usable:
+                    self.registry.load_kernel(workload.problem, backend).space(workload, place)
+                    able.append(backend if place is device else f"{backend} (on the CPU)")
+            except KerneldynoError:
+                continue  # it has no variant either, or cannot be loaded
+        return f"Backends here that can: {', '.join(able)}." if able else "No backend here can."
 
     def _environment(self, backend: str, device: Device) -> Environment:
         return environment(device, dict(self.registry.load_backend(backend).probe(device).versions))

@@ -61,3 +61,14 @@ def test_nothing_is_changed_in_place() -> None:
     error_between(outputs, reference)
     assert outputs["y"].tolist() == [2.0, 2.0, 2.0]
     assert reference["y"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_an_infinity_of_the_reference_must_be_met() -> None:
+    """An empty sum has the logarithm -inf: the same is right, anything else infinitely wrong."""
+    reference = {"y": torch.tensor([1.0, -math.inf, 2.0])}
+    assert error_between({"y": torch.tensor([1.0, -math.inf, 2.0])}, reference).relative == 0.0
+    near = error_between({"y": torch.tensor([1.0, -math.inf, 2.5])}, reference)
+    assert (near.relative, near.max_abs) == (pytest.approx(0.5 / 5**0.5), 0.5)
+    for other in (0.0, -1e30, math.inf, math.nan):
+        found = error_between({"y": torch.tensor([1.0, other, 2.0])}, reference)
+        assert (found.relative, found.max_abs) == (math.inf, math.inf)

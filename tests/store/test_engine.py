@@ -198,8 +198,8 @@ def test_newer_than_the_code(tmp_path: Path, ok: Callable[[float], Outcome]) -> 
 def test_an_older_one_is_read_after_an_upgrade(tmp_path: Path, new_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = tmp_path / "migrations"
     shutil.copytree(engine_module.MIGRATIONS, versions)
-    (versions / "versions" / "0002_note.py").write_text(
-        "import sqlalchemy as sa\nfrom alembic import op\nrevision = '0002'\ndown_revision = '0001'\n"
+    (versions / "versions" / "9999_note.py").write_text(
+        f"import sqlalchemy as sa\nfrom alembic import op\nrevision = '9999'\ndown_revision = '{revisions()[-1]}'\n"
         "def upgrade():\n    op.add_column('study', sa.Column('note', sa.Text))\n"
     )
     monkeypatch.setattr(engine_module, "MIGRATIONS", versions)
@@ -215,8 +215,8 @@ def test_an_older_one_is_read_after_an_upgrade(tmp_path: Path, new_database: Pat
 def test_a_failed_upgrade_changes_nothing(tmp_path: Path, new_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = tmp_path / "migrations"
     shutil.copytree(engine_module.MIGRATIONS, versions)
-    (versions / "versions" / "0002_bad.py").write_text(
-        "from alembic import op\nrevision = '0002'\ndown_revision = '0001'\n"
+    (versions / "versions" / "9999_bad.py").write_text(
+        f"from alembic import op\nrevision = '9999'\ndown_revision = '{revisions()[-1]}'\n"
         "def upgrade():\n    op.execute('DROP TABLE profile')\n    raise RuntimeError('half way')\n"
     )
     path = tmp_path / "old.db"

@@ -39,7 +39,7 @@ def lines(
         playoff(
             PlayoffEntry(
                 "triton", "kernel", Status.OK, "triton", best, {"block_m": 128, "order": "grouped"}, (51.0, 52.0), 51.5, 51.0, 52.0,
-                1.1, 1.05, 1.15, True, True, 0.001, 1755.0, 600.0,
+                1.1, 1.05, 1.15, True, True, 0.001, 1755.0, 600.0, layout_us=93.5,
             ),
             PlayoffEntry("torch", "library", median_us=56.65, ratio=1.0, ratio_low=1.0, ratio_high=1.0, verified=True),
             PlayoffEntry("torch.compile", "library", median_us=55.0, ratio=1.03),  # not verified
@@ -95,6 +95,7 @@ def test_lines_say_everything(lines: list[str], gemm: Workload) -> None:
         "tied_first": True,
         "verified": True,
         "error_relative": 0.001,
+        "layout_us": 93.5,
         "sm_clock_mhz": 1755.0,
         "power_w": 600.0,
         "rounds": 15,
