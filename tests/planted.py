@@ -18,6 +18,7 @@ from kerneldyno.core import Param
 from kerneldyno.core import Space
 from kerneldyno.core import Tensors
 from kerneldyno.core import Workload
+from kerneldyno.errors import Unsupported
 
 
 LOOP = "for (long i = 0; i < n; i++) out[i] = x[i] + y[i];"
@@ -73,6 +74,10 @@ class Launch:
         """Run it."""
         self.library.add(*self.arguments)
 
+    def layout(self) -> None:
+        """Take two milliseconds, which must be told apart from the launch."""
+        time.sleep(0.002)
+
 
 class Kernel:
     """vector_add, with faults."""
@@ -80,6 +85,8 @@ class Kernel:
     @staticmethod
     def space(workload: Workload, device: Device) -> Space:
         """Every fault, or those that $PLANTED names, twice."""
+        if workload.shape["n"] == 13:
+            raise Unsupported("13 is unlucky")
         faults = tuple(os.environ.get("PLANTED", "").split()) or tuple(BODIES)
         return Space([Param("fault", faults, "what goes wrong"), Param("twin", (1, 2), "nothing")])
 

@@ -148,10 +148,10 @@ class _Run:
         for backend in self.registry.kernels(workload.problem):
             try:
                 found = self.registry.load_backend(backend)
-                place = cpu() if found.device_kind == "cpu" else device
+                place = device if found.device_kind == device.kind else cpu()
                 if place.kind == found.device_kind and found.probe(place).usable:
                     self.registry.load_kernel(workload.problem, backend).space(workload, place)
-                    able.append(backend if place is device else f"{backend} (on the CPU)")
+                    able.append(backend if place.kind == device.kind else f"{backend} (on the CPU)")
             except KerneldynoError:
                 continue  # it has no variant either, or cannot be loaded
         return f"Backends here that can: {', '.join(able)}." if able else "No backend here can."

@@ -78,6 +78,26 @@ def test_a_kernel_that_dies_in_the_race_costs_the_others_nothing(tune: Tune) -> 
     assert "no comparison" in done.stderr or compared["planted"]["ratio"] > 0
 
 
+def test_the_time_of_the_layout_stands_beside_the_kernels(tune: Tune) -> None:
+    done = tune(*VECTOR_ADD, "trials=1", more={"PLANTED": "none"})
+    assert "Layout: what the kernel prepares" in done.stdout
+    compared = rows(tune("compare", "problem=vector_add", "format=json", f"plugin={PLANTED}"))
+    assert 2000 < compared["planted"]["layout_us"] < 50_000
+    assert compared["planted"]["median_us"] < 2000
+    assert compared["torch"]["layout_us"] is None
+
+
+def test_a_refusal_says_why_and_who_can(tune: Tune) -> None:
+    words = [word for word in VECTOR_ADD if not word.startswith("shape.")]
+    done = tune(*words, "shape.n=13", expect=2)
+    assert "13 is unlucky. Backends here that can: c." in done.stderr
+
+
+def test_a_workload_beyond_the_memory_is_refused_before_anything_is_built(tune: Tune) -> None:
+    done = tune("problem=softmax", "backend=c", "shape.m=65536", "shape.n=131072", expect=4)
+    assert "GiB of memory. Choose a smaller shape" in done.stderr
+
+
 def test_nothing_passed(tune: Tune) -> None:
     done = tune(*VECTOR_ADD, "trials=2", more={"PLANTED": "wrong"}, expect=3)
     assert "wrong_result" in done.stderr + done.stdout
