@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -38,12 +39,13 @@ class Program:
 
     Attributes:
         function: The jit function; its first parameters are the tensors, by the names that the problem gives them.
-        dtype: Element type of every tensor: fp32, fp16 or bf16.
+        dtype: Element type of the tensors: fp32, fp16 or bf16.
         sizes: Its integer arguments, passed at launch; the power of two in each, up to 16, is compiled in.
         constants: Its constexpr arguments.
         grid: Number of programs, from the number of multiprocessors.
         num_warps: Warps a program.
         num_stages: Depth of software pipelines whose loop names none.
+        dtypes: Triton's element type ("i32") of the tensors that have another than `dtype`, by name.
     """
 
     function: Any
@@ -53,6 +55,7 @@ class Program:
     grid: Callable[[int], tuple[int, int, int]]
     num_warps: int
     num_stages: int = 3
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
     def arguments(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Every argument in the order of the jit function's parameters, constants too, as a launch takes them."""
@@ -81,7 +84,7 @@ class Program:
             return "constexpr"
         if name in self.sizes:
             return "i32" if self.sizes[name] <= _INT32_SIZE_MAX else "i64"
-        return f"*{self.dtype}"
+        return f"*{self.dtypes.get(name, self.dtype)}"
 
 
 def build(program: Program, config: Config, arch: str) -> Artifact:

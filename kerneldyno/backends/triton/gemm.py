@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kerneldyno.backends.triton import _compile
+from kerneldyno.backends.triton import _tiles
 from kerneldyno.core import DTYPE_BYTES
 from kerneldyno.core import Artifact
 from kerneldyno.core import Config
@@ -25,15 +26,6 @@ _MAP_EXTENT_MAX = 2**31 - 2**20
 _INT32_MAX = 2**31 - 1
 # barriers and scratch beside the tiles: at most 616 B seen with Triton 3.6 and 3.9
 _SMEM_MARGIN_BYTES = 1280
-
-
-@triton.jit
-def _place(tile: tl.tensor, tiles_m: tl.tensor, tiles_n: tl.tensor, GROUP_M: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Row and column of a tile: column by column inside bands of GROUP_M rows, so that programs in flight share rows of B in L2."""
-    band = tile // (GROUP_M * tiles_n)
-    inside = tile % (GROUP_M * tiles_n)
-    height = min(tiles_m - band * GROUP_M, GROUP_M)
-    return band * GROUP_M + inside % height, inside // height
 
 
 @triton.jit
@@ -77,7 +69,7 @@ def gemm_pointer(
     PRECISION: tl.constexpr,
 ) -> None:
     """C [m, n] = A [m, k] times B, one tile a program, loads through pointers; B is [n, k] where NT, else [k, n]."""
-    tile_m, tile_n = _place(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
+    tile_m, tile_n = _tiles.place(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP_M)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)
@@ -196,13 +188,13 @@ def gemm_descriptor(
     first = tl.program_id(0)
     if PERSISTENT:
         for tile in tl.range(first, tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN, warp_specialize=WARP_SPECIALIZE):
-            tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
+            tile_m, tile_n = _tiles.place(tile, tiles_m, tiles_n, GROUP_M)
             accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
             for step in range(steps):
                 accumulator = _multiply(a_map, b_map, tile_m * BLOCK_M, tile_n * BLOCK_N, step * BLOCK_K, accumulator, NT, PRECISION)
             _store(c, c_map, accumulator, tile_m, tile_n, m, n, BLOCK_M, BLOCK_N, EVEN_MN, STORE_MAP, SUBTILE)
     else:
-        tile_m, tile_n = _place(first, tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = _tiles.place(first, tiles_m, tiles_n, GROUP_M)
         accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for step in tl.range(steps, warp_specialize=WARP_SPECIALIZE):
             accumulator = _multiply(a_map, b_map, tile_m * BLOCK_M, tile_n * BLOCK_N, step * BLOCK_K, accumulator, NT, PRECISION)
