@@ -5,9 +5,13 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kerneldyno.core import DTYPE_EPSILON
+from kerneldyno.core import Baseline
+from kerneldyno.core import Device
 from kerneldyno.core import Error
 from kerneldyno.core import ErrorBudget
 from kerneldyno.core import Tensors
@@ -24,6 +28,9 @@ DTYPES = ("bf16", "fp16", "fp32")
 
 BLOCK_ELEMENTS = 2**26
 """Elements of one row block of a float64 reference: 512 MiB, so that a softmax of 8192 x 131072 needs no 8.6 GB tensor."""
+
+DRAWN_ELEMENTS = 2**28
+"""Elements of an input drawn at once: 1 GiB in float32."""
 
 LIBRARY_FACTOR = 1.25
 """How many times the library's own error a kernel may have.
@@ -48,6 +55,12 @@ k = 16384.
 Source: N. Higham and T. Mary, A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019.
 """
 
+MEMORY_BOUND_FLOPS_PER_BYTE = 100.0
+"""Below this a copy is shown beside the kernels: an H200 does 150 to 190 FLOPs for each byte it can copy (650 to 800 TFLOP/s, 4.2 TB/s)."""
+
+_COPIED_BYTES = 2**30
+"""Bytes of one copy: far more than any L2 cache, and little beside a KV cache of 30 GB."""
+
 LARGEST_BYTES = 128 * 2**30
 """Inputs and outputs together may take this much: an H200 holds 141 GB, and the inputs are drawn in float32 before they are cast."""
 
@@ -62,14 +75,18 @@ def torch_dtype(dtype: str) -> "torch.dtype":
 def normal(workload: Workload, device: str, **shapes: tuple[int, ...]) -> Tensors:
     """Draw normal tensors in the workload's dtype, in the order given, from one generator seeded by `workload.seed`.
 
-    They are drawn in float32 and cast, so that all dtypes see the same numbers up to rounding. The generators of a CPU and of a GPU
-    differ: the same seed gives other numbers there.
+    They are drawn in float32 and cast, so that all dtypes see the same numbers up to rounding, `DRAWN_ELEMENTS` at a time, so that a
+    KV cache of 30 GB in 16 bits does not need 60 GB more. The generators of a CPU and of a GPU differ: the same seed gives other
+    numbers there.
     """
     import torch
 
     generator = torch.Generator(device=device).manual_seed(workload.seed)
-    dtype = torch_dtype(workload.dtype)
-    return {name: torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype) for name, shape in shapes.items()}
+    tensors = empty(workload, device, **shapes)
+    for tensor in tensors.values():
+        for part in tensor.view(-1).split(DRAWN_ELEMENTS):
+            part.copy_(torch.randn(part.numel(), generator=generator, device=device, dtype=torch.float32))
+    return tensors
 
 
 def empty(workload: Workload, device: str, **shapes: tuple[int, ...]) -> Tensors:
@@ -112,15 +129,19 @@ def budget(library: Error, growth: float, norm_scale: float = 1.0, max_scale: fl
     )
 
 
-def check_size(workload: Workload, work: Work) -> None:
+def check_size(workload: Workload, size_bytes: float) -> None:
     """Refuse a workload whose tensors no single device holds.
 
+    Args:
+        workload: The workload.
+        size_bytes: Bytes of its inputs and outputs together.
+
     Raises:
-        RequestError: Inputs and outputs together pass `LARGEST_BYTES`.
+        RequestError: They pass `LARGEST_BYTES`.
     """
-    if work.bytes > LARGEST_BYTES:
+    if size_bytes > LARGEST_BYTES:
         raise RequestError(
-            f"{workload.problem} {workload.shape_text} in {workload.dtype} needs {work.bytes / 2**30:.0f} GiB for its inputs and outputs;"
+            f"{workload.problem} {workload.shape_text} in {workload.dtype} needs {size_bytes / 2**30:.0f} GiB for its inputs and outputs;"
             f" at most {LARGEST_BYTES // 2**30} GiB. Choose a smaller shape."
         )
 
@@ -180,6 +201,45 @@ class Call:
         self._call()
 
 
+class Returning:
+    """A launch of a library that returns new tensors; `collect` copies them into the caller's, outside the timed region.
+
+    Args:
+        bind: Takes the inputs and returns the call, whose result is a tensor or a sequence that begins with the tensors in `names`.
+        names: The outputs that they belong in. A returned tensor may be longer than its output (padded), not shorter.
+    """
+
+    def __init__(self, bind: Callable[[Tensors], Callable[[], object]], names: tuple[str, ...]) -> None:
+        self._bind = bind
+        self._names = names
+        self._call: Callable[[], object] | None = None
+        self._targets: Sequence[torch.Tensor] = ()
+        self._result: object = None
+
+    def prepare(self, inputs: Tensors, outputs: Tensors) -> None:
+        """Bind the tensors, and call once: libraries plan, compile and load at their first call."""
+        demand_float32_accumulation()
+        self._call = self._bind(inputs)
+        self._targets = [outputs[name] for name in self._names]
+        self._call()
+        self._result = None
+
+    def run(self) -> None:
+        """Call the library once."""
+        assert self._call is not None, "prepare comes before run"
+        self._result = self._call()
+
+    def collect(self) -> None:
+        """Copy what was returned: after `run`, outside the timed region, before the outputs are read."""
+        import torch
+
+        result = self._result
+        returned = [result] if isinstance(result, torch.Tensor) else result
+        assert isinstance(returned, list | tuple), "run comes before collect"
+        for target, tensor in zip(self._targets, returned, strict=False):
+            target.copy_(tensor[tuple(slice(length) for length in target.shape)])
+
+
 class Compiled:
     """A launch that calls a function through torch.compile; it is compiled in `prepare`.
 
@@ -203,12 +263,8 @@ class Compiled:
 
     def prepare(self, inputs: Tensors, outputs: Tensors) -> None:
         """Compile for these tensors by running once, give the outputs back what they held, and bind the tensors."""
-        import torch
-
         demand_float32_accumulation()
-        # dynamo keeps what it compiled by code object, 8 entries by default; fullgraph=True makes passing the limit an error
-        torch._dynamo.config.recompile_limit = max(256, torch._dynamo.config.recompile_limit)
-        compiled = torch.compile(self._function, fullgraph=True, dynamic=False, mode=self._mode)
+        compiled = compile_whole(self._function, self._mode)
         tensors = [{**inputs, **outputs}[name] for name in self._arguments]
         # the caller poisons its outputs, so they must be as they were; other tensors would be guarded by their own storage offset
         held = {name: tensor.clone() for name, tensor in outputs.items()}
@@ -230,6 +286,60 @@ class Compiled:
 
         if self._target is not None and isinstance(self._result, torch.Tensor):
             self._target.copy_(self._result)
+
+
+def compile_whole(function: Callable[..., object], mode: str = "default") -> Callable[..., object]:
+    """Pass a function to torch.compile: for the shapes that it is called with, as one graph."""
+    import torch
+
+    # dynamo keeps what it compiled by code object, 8 entries by default; fullgraph=True makes passing the limit an error
+    torch._dynamo.config.recompile_limit = max(256, torch._dynamo.config.recompile_limit)
+    return torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
+
+
+class _Copy:
+    """A launch that copies `size_bytes / 2` bytes on a device, in parts of at most `_COPIED_BYTES`."""
+
+    def __init__(self, size_bytes: float, device: str) -> None:
+        self._bytes = max(1, round(size_bytes / 2))
+        self._device = device
+        self._calls: Sequence[Callable[[], object]] = ()
+
+    def prepare(self, inputs: Tensors, outputs: Tensors) -> None:
+        """Allocate what is copied; the caller's tensors are not touched."""
+        import torch
+
+        source, target = torch.zeros((2, min(self._bytes, _COPIED_BYTES)), dtype=torch.uint8, device=self._device)
+        whole, rest = divmod(self._bytes, len(source))
+        self._calls = [functools.partial(target.copy_, source)] * whole
+        if rest:
+            self._calls.append(functools.partial(target[:rest].copy_, source[:rest]))
+
+    def run(self) -> None:
+        """Copy once."""
+        for call in self._calls:
+            call()
+
+
+def copy_roof(work: Work, device: Device) -> Mapping[str, Baseline]:
+    """Return a copy that reads and writes as many bytes together as the work moves, where the work can be bound by memory, else nothing.
+
+    Args:
+        work: Its FLOPs and bytes.
+        device: Where it runs.
+    """
+    if device.kind == "replay" or work.flops >= MEMORY_BOUND_FLOPS_PER_BYTE * work.bytes:
+        return {}
+    launch = _Copy(work.bytes, "cpu" if device.kind == "cpu" else "cuda:0")
+    return {"copy": Baseline(launch, "roof", "a copy whose reads and writes are as many bytes as the work must move")}
+
+
+def installed(module: str) -> bool:
+    """Say whether a module can be found, without importing more than its parents."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # a parent is missing
+        return False
 
 
 def can_compile() -> bool:

@@ -48,7 +48,7 @@ def shapes() -> Mapping[str, Shape]:
 
 def check(workload: Workload) -> None:
     """Refuse matrices that no single device holds. Raises `errors.RequestError`."""
-    _common.check_size(workload, work(workload))
+    _common.check_size(workload, work(workload).bytes)
 
 
 def inputs(workload: Workload, device: str) -> Tensors:

@@ -5,6 +5,7 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Mapping
 from functools import cache
 from multiprocessing.connection import wait
 from types import ModuleType
@@ -12,6 +13,7 @@ from types import ModuleType
 from kerneldyno.core import Artifact
 from kerneldyno.core import Config
 from kerneldyno.core import Device
+from kerneldyno.core import Error
 from kerneldyno.core import Space
 from kerneldyno.core import Value
 from kerneldyno.core import Workload
@@ -29,6 +31,8 @@ from kerneldyno.registry import Ref
 BUILD_TIMEOUT_S = 180.0
 RUN_TIMEOUT_S = 60.0
 """A test's kernel that runs longer hangs: it is killed, with its process, and the next case gets a fresh one."""
+ENTER_TIMEOUT_S = 300.0
+"""A library may compile when it enters."""
 
 
 def ref_of(thing: ModuleType | Ref) -> Ref:
@@ -117,6 +121,24 @@ class Lab:
         if failure is None:
             failure, when = session.call("recheck", contender.name, workload.seed).failure, "at the second run: "
         return "" if failure is None else f"{when}{' '.join(failure.text.split())[:600]}"
+
+    def errors(self, problem: Ref, workload: Workload, device: Device, kernel: Ref, key: str) -> tuple[Error, Error]:
+        """Run an artifact and the problem's first library that can on the same inputs; return the error of each.
+
+        Raises:
+            AssertionError: The artifact, or every library, failed or is wrong.
+        """
+        session = self._session(device)
+        session.prepare(problem, workload)
+        roles: Mapping[str, str] = session.call("baselines", timeout_s=ENTER_TIMEOUT_S).value or {}
+        libraries = [Contender(name) for name, role in roles.items() if role == "library"]
+        found: list[Error] = []
+        for contenders in ([Contender("case", kernel, key)], libraries):
+            replies = (session.call("enter", contender, timeout_s=ENTER_TIMEOUT_S) for contender in contenders)
+            right = next((reply for reply in replies if reply.failure is None), None)
+            assert right is not None, f"none of {[contender.name for contender in contenders]} ran and was right"
+            found.append(right.value.error)
+        return found[0], found[1]
 
     def _session(self, device: Device) -> Session:
         if device.spec not in self._sessions:

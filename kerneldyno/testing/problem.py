@@ -32,6 +32,7 @@ class ProblemContract:
         torch_device: Where the tensors live ("cpu", "cuda:0").
         device: The same device as a record; None for this machine's CPU.
         unhurried: Baselines that are not run here, since they take long to prepare.
+        partly_read: The problem can leave a part of its inputs unread (the weights of experts without rows), so that its work may be less.
     """
 
     problem: ClassVar[Any]
@@ -39,6 +40,7 @@ class ProblemContract:
     torch_device: ClassVar[str] = "cpu"
     device: ClassVar[Device | None] = None
     unhurried: ClassVar[tuple[str, ...]] = ()
+    partly_read: ClassVar[bool] = False
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run a test that takes `workload` once for each of them."""
@@ -85,10 +87,11 @@ class ProblemContract:
             assert tensor.is_contiguous(), f"{key} is not contiguous"
             assert tensor.element_size() == size or not tensor.is_floating_point(), f"{key} is {tensor.dtype}, not {workload.dtype}"
             assert torch.equal(tensor, again[key]), f"{key} differs under the same seed"
-            assert not torch.equal(tensor, other[key]), f"{key} is the same under another seed"
+            # a routing of one expert has but one form
+            assert not (tensor.is_floating_point() and torch.equal(tensor, other[key])), f"{key} is the same under another seed"
 
     def test_outputs_match_the_reference(self, workload: Workload) -> None:
-        """Outputs and reference have the same names and shapes; a reference is in float32 or float64, and finite."""
+        """Outputs and reference have the same names and shapes; a reference is in float32 or float64, and finite (or -inf)."""
         import torch
 
         inputs = self.problem.inputs(workload, self.torch_device)
@@ -99,7 +102,8 @@ class ProblemContract:
         for key, tensor in reference.items():
             assert outputs[key].is_contiguous(), f"{key} is not contiguous"
             assert tensor.dtype in {torch.float32, torch.float64}, f"the reference of {key} is in {tensor.dtype}"
-            assert bool(tensor.isfinite().all()), f"the reference of {key} is not finite"
+            # the logarithm of an empty sum is -inf
+            assert not bool((tensor.isnan() | tensor.isposinf()).any()), f"the reference of {key} is not finite"
         kept = {key: tensor.clone() for key, tensor in reference.items()}
         self.problem.tolerance(workload, inputs, reference)
         for key, tensor in held.items():
@@ -121,11 +125,13 @@ class ProblemContract:
         outputs = self.problem.outputs(workload, self.torch_device)
         for key, tensor in reference.items():
             rounded = {other: value.to(outputs[other].dtype).double() for other, value in reference.items()}
-            peak = float(tensor.abs().max())
+            peak = float(tensor[tensor.isfinite()].abs().max())
             for position in {0, tensor.numel() // 2, tensor.numel() - 1}:
                 # away from the reference, so that rounding does not hide a part of it
                 step = 0.01 * peak * (1.0 if rounded[key].flatten()[position] >= tensor.flatten()[position] else -1.0)
-                assert not budget.admits(error_between(_with(rounded, key, position, step), reference)), f"{key}[{position}] is off by 1%"
+                if bool(tensor.flatten()[position].isfinite()):
+                    wrong = error_between(_with(rounded, key, position, step), reference)
+                    assert not budget.admits(wrong), f"{key}[{position}] is off by 1%"
                 unwritten = _with(rounded, key, position, float("nan"))
                 assert not budget.admits(error_between(unwritten, reference)), f"{key}[{position}] is NaN"
 
@@ -134,7 +140,8 @@ class ProblemContract:
         work = self.problem.work(workload)
         tensors = [*self.problem.inputs(workload, "cpu").values(), *self.problem.outputs(workload, "cpu").values()]
         assert work.flops > 0
-        assert work.bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        assert work.bytes == size or (self.partly_read and 0 < work.bytes < size)
 
     def test_baselines_run_and_the_libraries_are_right(self, workload: Workload) -> None:
         """There is a library to compare with, first in the list; each baseline runs, and those that compute are within the budget."""

@@ -6,6 +6,7 @@ from types import ModuleType
 
 import kerneldyno.backends
 import kerneldyno.problems
+from kerneldyno.core import Value
 from kerneldyno.core import Workload
 from kerneldyno.registry import Ref
 
@@ -45,6 +46,31 @@ def gemm(m: int, n: int, k: int, dtype: str, layout: str = "nt", seed: int = 0) 
 def softmax(m: int, n: int, dtype: str, seed: int = 0) -> Workload:
     """Shorthand for a workload of softmax."""
     return Workload("softmax", {"m": m, "n": n}, dtype, seed)
+
+
+def attention(
+    batch: int, heads: int, kv_heads: int, seq_q: int, seq_kv: int, head_dim: int, dtype: str, seed: int = 0, **others: Value
+) -> Workload:
+    """Shorthand for a workload of attention; `head_dim_v` is as `head_dim`, the other dims are at their defaults where not given."""
+    extent: dict[str, Value] = {
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "seq_q": seq_q,
+        "seq_kv": seq_kv,
+        "head_dim": head_dim,
+    }
+    dims = importlib.import_module("kerneldyno.problems.attention").dims
+    defaults = {key: dim.default for key, dim in dims.items()} | {"head_dim_v": head_dim}
+    return Workload("attention", {**defaults, **extent, **others}, dtype, seed)
+
+
+def moe_gemm(
+    tokens: int, experts: int, top_k: int, n: int, k: int, dtype: str, routing: str = "uniform", gather: bool = False, seed: int = 0
+) -> Workload:
+    """Shorthand for a workload of moe_gemm."""
+    shape = {"tokens": tokens, "experts": experts, "top_k": top_k, "n": n, "k": k, "routing": routing, "gather": gather}
+    return Workload("moe_gemm", shape, dtype, seed)
 
 
 def vector_add(n: int, dtype: str, seed: int = 0) -> Workload:

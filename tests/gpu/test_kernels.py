@@ -18,12 +18,16 @@ from kerneldyno.registry import Ref
 from kerneldyno.registry import resolve
 from kerneldyno.testing.lab import draw
 from kerneldyno.testing.lab import shared_lab
+from tests.contract.found import attention
 from tests.contract.found import backend_modules
 from tests.contract.found import gemm
 from tests.contract.found import kernel_refs
+from tests.contract.found import moe_gemm
 from tests.contract.found import problem_modules
 from tests.contract.found import softmax
 from tests.contract.found import vector_add
+from tests.drawn import drawn_attentions
+from tests.drawn import drawn_moe_gemms
 
 
 pytestmark = pytest.mark.gpu
@@ -35,6 +39,8 @@ if not DEVICES:
 SAMPLES = {"tilelang": 1}
 """Configurations a workload; TileLang takes 4 s to build one, the others well below one second."""
 DEFAULT_SAMPLES = 3
+DRAWN = 200
+"""Workloads of a problem whose shapes are drawn, one configuration each."""
 
 GEMM = (
     (1, 1, 1),
@@ -71,13 +77,30 @@ WORKLOADS = {
     "gemm": [gemm(*extent, dtype, layout) for extent in GEMM for dtype in DTYPES for layout in ("nt", "nn")],
     "softmax": [softmax(*extent, dtype) for extent in SOFTMAX for dtype in DTYPES],
     "vector_add": [vector_add(n, dtype) for n in VECTOR_ADD for dtype in DTYPES],
+    "attention": drawn_attentions(DRAWN),
+    "moe_gemm": drawn_moe_gemms(DRAWN),
 }
 LARGE = {
-    "gemm": gemm(65_537, 32_768, 8, "bf16"),
-    "softmax": softmax(32_769, 65_536, "bf16"),
-    "vector_add": vector_add(2**31 - 1, "bf16"),
+    "gemm": [gemm(65_537, 32_768, 8, "bf16")],
+    "softmax": [softmax(32_769, 65_536, "bf16")],
+    "vector_add": [vector_add(2**31 - 1, "bf16")],
+    "attention": [
+        attention(17, 64, 8, 1, 131_072, 128, "bf16"),
+        attention(1, 129, 3, 131_072, 131_072, 128, "bf16", causal=True, window=64),
+    ],
+    "moe_gemm": [moe_gemm(64, 70, 2, 8192, 4096, "bf16"), moe_gemm(16_386, 4, 4, 32_768, 64, "bf16", gather=True)],
 }
 """More than 2^31 elements in one tensor (one less for vector_add, whose dim ends there): a 32-bit index overflows."""
+COMPARED = {
+    "attention": [
+        attention(2, 8, 8, 1024, 1024, 128, "bf16"),
+        attention(2, 8, 2, 1024, 1024, 64, "fp16", causal=True),
+        attention(1, 8, 2, 777, 1500, 128, "bf16", causal=True, window=200),
+        attention(8, 32, 4, 1, 8192, 128, "bf16"),
+    ],
+    "moe_gemm": [moe_gemm(512, 16, 2, 512, 2048, "bf16"), moe_gemm(40, 64, 4, 512, 1024, "fp16", "zipf", gather=True)],
+}
+"""Where a kernel's error is compared with the library's."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +122,14 @@ CASES = [
     Case(problem, backend, ref, workload, sample)
     for (problem, backend), ref in kernel_refs().items()
     if backend_modules()[backend].device_kind == "cuda"
-    for workload in (*WORKLOADS[problem], LARGE[problem])
-    for sample in range(1 if workload is LARGE[problem] else SAMPLES.get(backend, DEFAULT_SAMPLES))
+    for workload in (*WORKLOADS[problem], *LARGE[problem])
+    for sample in range(1 if workload in LARGE[problem] or problem in COMPARED else SAMPLES.get(backend, DEFAULT_SAMPLES))
+]
+AGAINST_THE_LIBRARY = [
+    Case(problem, backend, ref, workload, 0)
+    for (problem, backend), ref in kernel_refs().items()
+    if backend_modules()[backend].device_kind == "cuda"
+    for workload in COMPARED.get(problem, ())
 ]
 
 Queued = tuple[str, Config]
@@ -125,20 +154,33 @@ def queued(request: pytest.FixtureRequest) -> dict[str, Queued | str]:
     return builds
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernel_is_right(case: Case, queued: dict[str, Queued | str]) -> None:
+def built(case: Case, queued: dict[str, Queued | str]) -> Queued:
+    """Wait for a case's build; skip where the kernel has no such variant."""
     build = queued[str(case)]
     if isinstance(build, str):
         pytest.skip(build)
     key, config = build
-    lab = shared_lab()
-    built = lab.built(key)
-    if built.status is not Status.OK:
-        pytest.fail(f"{built.status} {dict(config)}: {' '.join(built.message.split())[:400]}", pytrace=False)
+    done = shared_lab().built(key)
+    if done.status is not Status.OK:
+        pytest.fail(f"{done.status} {dict(config)}: {' '.join(done.message.split())[:400]}", pytrace=False)
+    return build
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernel_is_right(case: Case, queued: dict[str, Queued | str]) -> None:
+    key, config = built(case, queued)
     problem = Ref(module=problem_modules()[case.problem].__name__)
     try:
-        wrong = lab.verify(problem, case.workload, DEVICES[0], case.kernel, key)
+        wrong = shared_lab().verify(problem, case.workload, DEVICES[0], case.kernel, key)
     except Unavailable as error:
         wrong = f"the workload could not be prepared: {error}"
     if wrong:
         pytest.fail(f"{dict(config)}: {wrong}", pytrace=False)
+
+
+@pytest.mark.parametrize("case", AGAINST_THE_LIBRARY, ids=str)
+def test_error_is_at_most_twice_the_librarys(case: Case, queued: dict[str, Queued | str]) -> None:
+    key, config = built(case, queued)
+    problem = Ref(module=problem_modules()[case.problem].__name__)
+    kernel, library = shared_lab().errors(problem, case.workload, DEVICES[0], case.kernel, key)
+    assert kernel.relative <= 2 * library.relative, f"{dict(config)}: {kernel.relative:.3g} of the norm, the library {library.relative:.3g}"

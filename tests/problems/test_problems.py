@@ -122,8 +122,8 @@ def test_torch_compile_leaves_outputs_poisoned_until_collected() -> None:
 
 def test_listing_a_problem_needs_no_torch() -> None:
     code = (
-        "import sys; from kerneldyno.problems import gemm, softmax, vector_add;"
-        "[problem.shapes() for problem in (gemm, softmax, vector_add)]; print('torch' in sys.modules)"
+        "import sys; from kerneldyno.problems import attention, gemm, moe_gemm, softmax, vector_add;"
+        "[problem.shapes() for problem in (attention, gemm, moe_gemm, softmax, vector_add)]; print('torch' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
