@@ -21,21 +21,22 @@ _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _SMEM = re.compile(r"(\d+) bytes smem")
 
 
-def source_text(kernel: str, dtype: str, constants: Mapping[str, int], macros: Mapping[str, str]) -> str:
-    """Return the whole text of one configuration: its constants, the common vocabulary, the kernel.
+def source_text(kernel: str, dtype: str, constants: Mapping[str, int], macros: Mapping[str, str], pieces: Sequence[str] = ()) -> str:
+    """Return the whole text of one configuration: its constants, the common vocabulary, what it shares with others, the kernel.
 
     Args:
         kernel: Name of the kernel's file beside this one, without the ending.
         dtype: fp32, fp16 or bf16.
         constants: Whole numbers below 2^31, or switches.
         macros: What must be a macro: names of enumerators, attributes.
+        pieces: Names, without the ending, of the files that the kernel builds on, in order.
     """
     lines = [f"#define DTYPE_{dtype.upper()} 1"]
     lines += [f"#define {name} {value}".rstrip() for name, value in macros.items()]
     for name, value in constants.items():
         kind = "bool" if isinstance(value, bool) else "int"
         lines.append(f"constexpr {kind} {name} = {str(value).lower()};")
-    return "\n".join([*lines, "", piece("ptx.cuh"), piece(f"{kernel}.cuh")])
+    return "\n".join([*lines, "", *(piece(f"{name}.cuh") for name in ("ptx", *pieces, kernel))])
 
 
 def piece(name: str) -> str:
@@ -53,6 +54,8 @@ def compile_kernel(
     threads: int,
     smem_bytes: int,
     tensors: Sequence[str],
+    then: Sequence[Mapping[str, Any]] = (),
+    maps: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Artifact:
     """Compile one source text to machine code.
 
@@ -65,6 +68,8 @@ def compile_kernel(
         threads: Threads a block.
         smem_bytes: Dynamic shared memory a block, in bytes.
         tensors: Names of the tensors in the order of the kernel's parameters.
+        then: Kernels of the same text that each run launches after it: their entry, blocks, threads, smem_bytes and tensors.
+        maps: For tensors that the kernel takes as tensor maps, not pointers: what `_tensor_map.tensor_map` gave.
 
     Raises:
         RuntimeError: Where NVRTC refuses the text; its log is in the message.
@@ -85,19 +90,24 @@ def compile_kernel(
         _value(nvrtc.nvrtcGetPTX(program, ptx))
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    registers = _USED.search(listing)
-    spills = _SPILLS.search(listing)
-    static = _SMEM.search(listing)
+    registers = [int(used) for used in _USED.findall(listing)]
+    spills = [int(stores) + int(loads) for stores, loads in _SPILLS.findall(listing)]
+    static = [int(smem) for smem in _SMEM.findall(listing)]
+    payload: dict[str, Any] = {"blocks": blocks, "threads": threads, "smem_bytes": smem_bytes, "tensors": list(tensors)}
+    if then:
+        payload["then"] = [dict(kernel) for kernel in then]
+    if maps:
+        payload["maps"] = dict(maps)
     return Artifact(
         config=dict(config),
         arch=arch,
         source=text,
         entry=entry,
         binary=cubin,
-        payload={"blocks": blocks, "threads": threads, "smem_bytes": smem_bytes, "tensors": list(tensors)},
-        registers=int(registers[1]) if registers else None,
-        smem_bytes=smem_bytes + (int(static[1]) if static else 0),
-        spill_bytes=int(spills[1]) + int(spills[2]) if spills else None,
+        payload=payload,
+        registers=max(registers, default=None),
+        smem_bytes=smem_bytes + max(static, default=0),
+        spill_bytes=sum(spills) if spills else None,
         threads=threads,
         texts={"ptx": ptx.rstrip(b"\0").decode(), "ptxas": listing},
         compile_s=time.perf_counter() - started,

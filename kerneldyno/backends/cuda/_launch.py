@@ -2,11 +2,13 @@
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from cuda.bindings import driver
 
+from kerneldyno.backends.cuda._tensor_map import encode
 from kerneldyno.core import Artifact
 from kerneldyno.core import Tensors
 
@@ -16,7 +18,9 @@ _ALIGNMENT = 16  # bytes; the kernels count their widest accesses from the start
 
 
 class CudaLaunch:
-    """One loaded kernel.
+    """One loaded kernel, or a few that run after each other.
+
+    A kernel that needs a workspace adds it to the inputs, in a `prepare` of its own.
 
     Args:
         artifact: What `_compile.compile_kernel` made.
@@ -29,49 +33,58 @@ class CudaLaunch:
         # makes torch create and bind its primary context, where the module must live
         self._device = torch.cuda.current_device()
         torch.cuda.current_stream(self._device).query()
-        payload = artifact.payload
         module = _check("cuModuleLoadData", driver.cuModuleLoadData(artifact.binary))
         self._unload = weakref.finalize(self, driver.cuModuleUnload, module)
         self._unload.atexit = False
-        self._function = _check("cuModuleGetFunction", driver.cuModuleGetFunction(module, artifact.entry.encode()))
-        self._blocks: int = payload["blocks"]
-        self._threads: int = payload["threads"]
-        self._smem_bytes: int = payload["smem_bytes"]
-        self._names: list[str] = payload["tensors"]
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _check("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._function, attribute, self._smem_bytes))
+        self._kernels: list[tuple[driver.CUfunction, Mapping[str, Any]]] = []
+        for kernel in ({"entry": artifact.entry, **artifact.payload}, *artifact.payload.get("then", ())):
+            function = _check("cuModuleGetFunction", driver.cuModuleGetFunction(module, kernel["entry"].encode()))
+            _check("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, attribute, kernel["smem_bytes"]))
+            self._kernels.append((function, kernel))
         self._stream_of = torch._C._cuda_getCurrentRawStream  # what torch's own compiler calls: 0.1 us, no Stream object
         self._launch = driver.cuLaunchKernel
 
     def prepare(self, inputs: Tensors, outputs: Tensors) -> None:
-        """Bind the tensors' addresses.
+        """Bind the tensors' addresses, and encode the maps of those that are copied by map.
 
         Raises:
             ValueError: Where a tensor is not contiguous or does not begin on a 16-byte boundary.
         """
         tensors = {**inputs, **outputs}
-        self._tensors = [tensors[name] for name in self._names]  # held, so that their memory is
-        for name, tensor in zip(self._names, self._tensors, strict=True):
+        names = {name for _, kernel in self._kernels for name in kernel["tensors"]}
+        self._tensors = {name: tensors[name] for name in sorted(names)}  # held, so that their memory is
+        for name, tensor in self._tensors.items():
             if not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT:
                 raise ValueError(f"tensor {name} must be contiguous and begin on a {_ALIGNMENT}-byte boundary")
-        self._device = self._tensors[0].device.index
-        self._pointers = (ctypes.c_void_p * len(self._tensors))(*(tensor.data_ptr() for tensor in self._tensors))
-        size = ctypes.sizeof(ctypes.c_void_p)
-        start = ctypes.addressof(self._pointers)
-        # the driver wants an array of the addresses of the arguments
-        self._parameters = (ctypes.c_void_p * len(self._tensors))(*(start + index * size for index in range(len(self._tensors))))
-        self._parameters_at = ctypes.addressof(self._parameters)
+        self._device = next(iter(self._tensors.values())).device.index
+        self._arguments = [_arguments([self._argument(name, kernel) for name in kernel["tensors"]]) for _, kernel in self._kernels]
+        self._calls = [
+            ((function, kernel["blocks"], 1, 1, kernel["threads"], 1, 1, kernel["smem_bytes"]), ctypes.addressof(arguments[1]))
+            for (function, kernel), arguments in zip(self._kernels, self._arguments, strict=True)
+        ]
+
+    def _argument(self, name: str, kernel: Mapping[str, Any]) -> Any:
+        tensor = self._tensors[name]
+        tensor_map = kernel.get("maps", {}).get(name)
+        return encode(tensor, tensor_map) if tensor_map else ctypes.c_void_p(tensor.data_ptr())
 
     def run(self) -> None:
-        """Enqueue one launch on torch's current stream.
+        """Enqueue the kernels on torch's current stream.
 
         Raises:
-            RuntimeError: Where the driver refuses the launch; the text names the CUDA error.
+            RuntimeError: Where the driver refuses a launch; the text names the CUDA error.
         """
         stream = self._stream_of(self._device)
-        status = self._launch(self._function, self._blocks, 1, 1, self._threads, 1, 1, self._smem_bytes, stream, self._parameters_at, 0)[0]
-        if status != _SUCCESS:
-            _check("cuLaunchKernel", (status,))
+        for call, arguments in self._calls:
+            status = self._launch(*call, stream, arguments, 0)[0]
+            if status != _SUCCESS:
+                _check("cuLaunchKernel", (status,))
+
+
+def _arguments(values: list[Any]) -> tuple[list[Any], ctypes.Array[ctypes.c_void_p]]:
+    """Return a kernel's arguments, which must be held, and the array of their places that the driver wants."""
+    return values, (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
 
 
 def _check(call: str, answer: tuple[Any, ...]) -> Any:

@@ -49,7 +49,16 @@ __device__ inline float exp2_fast(float x) {
     return y;
 }
 
+// 1 / x with an error of 1 unit in the last place.
+__device__ inline float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ inline float exp_exact(float x) { return expf(x); }
+
+__device__ inline int from_first_lane(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 __device__ inline float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
@@ -92,6 +101,8 @@ __device__ inline unsigned shared_address(const void* pointer) { return static_c
 __device__ inline void store_shared(unsigned shared, const Packet& p) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(p.word[0]), "r"(p.word[1]), "r"(p.word[2]), "r"(p.word[3]) : "memory");
 }
+
+__device__ inline void store_shared(unsigned shared, unsigned word) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(word) : "memory"); }
 
 // Starts a copy of 4, 8 or 16 bytes from global to shared memory; fills with zeros, and reads nothing, where not valid.
 template <int BYTES>

@@ -14,13 +14,17 @@ import torch
 
 @dataclass(frozen=True)
 class Emulated:
-    """What an emulated launch gave: the output tensor and the bank conflicts of its ldmatrix instructions."""
+    """What an emulated launch gave: its tensors, the last argument among them, and the bank conflicts of its ldmatrix instructions."""
 
+    tensors: Mapping[str, torch.Tensor]
     output: torch.Tensor
     bank_conflicts: int
 
 
 Emulate = Callable[..., Emulated]
+
+_EMULATED = {"ptx.cuh": "emulated_ptx.h", "tma.cuh": "emulated_hopper.h", "wgmma.cuh": ""}
+"""What stands in for the pieces that only a GPU can do; one file for both of Hopper's."""
 
 
 @pytest.fixture
@@ -33,30 +37,49 @@ def emulate(tmp_path: Path) -> Emulate:
     def run(artifact: object, tensors: Mapping[str, torch.Tensor], cluster: int = 1) -> Emulated:
         from kerneldyno.backends.cuda._compile import piece
 
-        vocabulary = piece("ptx.cuh")
-        assert vocabulary in artifact.source
-        emulated = Path(__file__).with_name("emulated_ptx.h").read_text()
-        names = artifact.payload["tensors"]
-        arguments = ", ".join(f"(element*)tensors[{index}]" for index in range(len(names)))
-        main = f"int main(int count, char** words) {{ return emulate(count, words, [] {{ {artifact.entry}({arguments}); }}); }}\n"
-        (tmp_path / "kernel.cpp").write_text(artifact.source.replace(vocabulary, emulated) + main)
+        assert piece("ptx.cuh") in artifact.source
+        source = artifact.source
+        for vocabulary, emulated in _EMULATED.items():
+            source = source.replace(piece(vocabulary), Path(__file__).with_name(emulated).read_text() if emulated else "")
+        kernels = [{"entry": artifact.entry, **artifact.payload}, *artifact.payload.get("then", ())]
+        names = list(dict.fromkeys(name for kernel in kernels for name in kernel["tensors"]))
+        launches = []
+        for kernel in kernels:
+            maps = kernel.get("maps", {})
+            arguments = ", ".join(_argument(names.index(name), maps.get(name)) for name in kernel["tensors"])
+            sizes = ", ".join(str(kernel[size]) for size in ("blocks", "threads"))
+            launches.append(f"{{{sizes}, {cluster}, {kernel['smem_bytes']}, [] {{ {kernel['entry']}({arguments}); }}}}")
+        main = f"int main(int count, char** words) {{ return emulate(count, words, {{{', '.join(launches)}}}); }}\n"
+        (tmp_path / "kernel.cpp").write_text(source + main)
         subprocess.run([compiler, "-std=c++17", "-O1", "-w", "-o", tmp_path / "kernel", tmp_path / "kernel.cpp"], check=True, timeout=60)
-        launch = [str(artifact.payload["blocks"]), str(artifact.threads), str(cluster), str(artifact.smem_bytes)]
-        outputs = []
+        results = []
         for lazy, reverse in (("1", "0"), ("0", "1")):
             files = []
             for name in names:
                 path = tmp_path / f"{name}.bin"
                 path.write_bytes(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
                 files += [str(path), str(tensors[name].nbytes)]
-            ran = subprocess.run([tmp_path / "kernel", *launch, lazy, reverse, *files], capture_output=True, text=True, timeout=120)
+            ran = subprocess.run([tmp_path / "kernel", lazy, reverse, *files], capture_output=True, text=True, timeout=120)
             assert ran.returncode == 0, ran.stderr or f"the kernel died with {ran.returncode} (a touched guard page is -11)"
-            like = tensors[names[-1]]
-            outputs.append(torch.frombuffer(bytearray((tmp_path / f"{names[-1]}.bin").read_bytes()), dtype=like.dtype).reshape(like.shape))
-        assert torch.equal(outputs[0].view(torch.uint8), outputs[1].view(torch.uint8)), "the order of threads or copies changes the result"
-        return Emulated(outputs[0], int(ran.stdout))
+            results.append({name: _read(tmp_path / f"{name}.bin", tensors[name]) for name in names})
+        for name in names:
+            first, second = (result[name].view(torch.uint8) for result in results)
+            assert torch.equal(first, second), f"the order of threads or copies changes {name}"
+        return Emulated(results[0], results[0][kernels[0]["tensors"][-1]], int(ran.stdout))
 
     return run
+
+
+def _argument(index: int, tensor_map: Mapping[str, list[int]] | None) -> str:
+    """Return the text of an argument: the tensor's address, or the map that is encoded where there is a driver."""
+    if tensor_map is None:
+        return f"tensor({index})"
+    sizes, strides, box = (", ".join(map(str, tensor_map[part])) for part in ("sizes", "strides", "box"))
+    return f"TensorMap{{tensor({index}).bytes, {{{sizes}}}, {{2, {strides}}}, {{{box}}}}}"
+
+
+def _read(path: Path, like: torch.Tensor) -> torch.Tensor:
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=like.dtype).reshape(like.shape)
 
 
 @pytest.fixture(scope="session")

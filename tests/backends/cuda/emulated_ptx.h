@@ -12,6 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -20,6 +22,8 @@
 #define __global__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
+
+typedef unsigned long long uint64;
 
 #if DTYPE_FP32
 typedef float element;
@@ -64,9 +68,17 @@ struct Exchange {
     unsigned word[2][32][6];
 };
 
+// A barrier in shared memory, whose phases end when all have arrived and all announced bytes have (emulated_hopper.h).
+struct SharedBarrier {
+    Barrier barrier;
+    long bytes = 0;
+};
+
 struct Block {
     unsigned char* shared;
     Barrier barrier;
+    Barrier named_barriers[16];
+    std::map<unsigned, SharedBarrier> shared_barriers;
     int started = 0, finished = 0;
 };
 
@@ -95,6 +107,7 @@ static std::vector<Block> blocks_of_cluster;
 static Barrier cluster_barrier;
 static int shared_bytes;
 static bool lazy, reverse;
+static std::vector<std::function<void()>> late;  // what happens when no thread can go on without it
 static long bank_conflicts = 0;
 
 #define threadIdx (current->thread)
@@ -173,7 +186,14 @@ inline unsigned pack_pair(float first, float second) { return float_as_half(firs
 
 inline float exp2_fast(float x) { return std::exp2(x); }
 
+inline float reciprocal_fast(float x) { return 1 / x; }
+
 inline float exp_exact(float x) { return std::exp(x); }
+
+inline int from_first_lane(int value) {
+    const unsigned word = value;
+    return exchange(&word, 1)[0][0];
+}
 
 inline float shuffle_xor(float value, int mask) {
     const unsigned word = float_as_word(value);
@@ -212,6 +232,8 @@ inline unsigned char* at_shared(unsigned address, int bytes) {
 }
 
 inline void store_shared(unsigned shared, const Packet& p) { std::memcpy(at_shared(shared, 16), &p, 16); }
+
+inline void store_shared(unsigned shared, unsigned word) { std::memcpy(at_shared(shared, 4), &word, 4); }
 
 inline void perform(const Copy& copy) {
     if (copy.valid) {
@@ -349,28 +371,46 @@ inline unsigned char* guarded(size_t bytes) {
     return end - rounded;
 }
 
-static std::vector<unsigned char*> tensors;
-static void (*kernel)();
+// Where a tensor lies; becomes a pointer of whatever type the kernel's parameter has.
+struct Address {
+    unsigned char* bytes;
+
+    template <typename T>
+    operator T*() const {
+        return reinterpret_cast<T*>(bytes);
+    }
+};
+
+struct Tensor {
+    unsigned char* bytes;
+    size_t size;
+};
+
+struct Launch {
+    int blocks, threads, cluster, shared_bytes;
+    void (*kernel)();
+};
+
+static std::vector<Tensor> tensors;
+static const Launch* launch;
+
+inline Address tensor(int index) { return {tensors[index].bytes}; }
 
 inline void fibre_main() {
     current->block->started++;
-    kernel();
+    launch->kernel();
     current->block->finished++;
     current->done = true;
     swapcontext(&current->context, &scheduler);
 }
 
-inline void run_cluster(int first_block, int cluster, int threads) {
-    static std::vector<Fibre> fibres(cluster * threads);
-    static std::vector<Warp> warps(cluster * ((threads + 31) / 32));
-    if (blocks_of_cluster.empty()) {
-        blocks_of_cluster.resize(cluster);
-        for (Block& block : blocks_of_cluster) block.shared = guarded(shared_bytes);
-        for (Fibre& fibre : fibres) fibre.stack.resize(96 * 1024);
-    }
+inline void run_cluster(int first_block, std::vector<Fibre>& fibres, std::vector<Warp>& warps) {
+    const int cluster = launch->cluster, threads = launch->threads;
     for (Block& block : blocks_of_cluster) {
         std::memset(block.shared, 0xff, shared_bytes);
         block.barrier = {threads, 0, 0};
+        for (Barrier& barrier : block.named_barriers) barrier = {};
+        block.shared_barriers.clear();
         block.started = block.finished = 0;
     }
     cluster_barrier = {cluster * threads, 0, 0};
@@ -401,32 +441,45 @@ inline void run_cluster(int first_block, int cluster, int threads) {
             swapcontext(&scheduler, &fibre.context);
             if (fibre.done) left--;
         }
-        require(moved, "deadlock: every thread waits at a barrier");
+        if (moved) continue;
+        require(!late.empty(), "deadlock: every thread waits at a barrier");
+        late.front()();
+        late.erase(late.begin());
     }
 }
 
-// Arguments: blocks, threads, cluster, shared bytes, lazy, reverse, then for each tensor its file and its size in bytes.
-// Every tensor is read before the run and the last one written back after it.
-inline int emulate(int count, char** words, void (*body)()) {
-    kernel = body;
-    const int blocks = std::atoi(words[1]), threads = std::atoi(words[2]), cluster = std::atoi(words[3]);
-    shared_bytes = std::atoi(words[4]);
-    lazy = std::atoi(words[5]);
-    reverse = std::atoi(words[6]);
-    size_t bytes = 0;
-    for (int i = 7; i + 1 < count; i += 2) {
-        bytes = std::strtoull(words[i + 1], nullptr, 10);
-        tensors.push_back(guarded(bytes));
+inline void run_launch(const Launch& next) {
+    launch = &next;
+    shared_bytes = next.shared_bytes;
+    require(next.blocks % next.cluster == 0, "the blocks are not a multiple of the cluster");
+    std::vector<Fibre> fibres(next.cluster * next.threads);
+    std::vector<Warp> warps(next.cluster * ((next.threads + 31) / 32));
+    for (Fibre& fibre : fibres) fibre.stack.resize(96 * 1024);
+    blocks_of_cluster.assign(next.cluster, {});
+    for (Block& block : blocks_of_cluster) block.shared = guarded(shared_bytes);
+    for (int block = 0; block < next.blocks; block += next.cluster) run_cluster(block, fibres, warps);
+}
+
+// Arguments: lazy, reverse, then for each tensor its file and its size in bytes. Every tensor is read before the launches,
+// which run one after another, and written back after them.
+inline int emulate(int count, char** words, const std::vector<Launch>& launches) {
+    lazy = std::atoi(words[1]);
+    reverse = std::atoi(words[2]);
+    for (int i = 3; i + 1 < count; i += 2) {
+        const size_t bytes = std::strtoull(words[i + 1], nullptr, 10);
+        tensors.push_back({guarded(bytes), bytes});
         FILE* file = std::fopen(words[i], "rb");
-        require(file && std::fread(tensors.back(), 1, bytes, file) == bytes, "cannot read a tensor");
+        require(file && std::fread(tensors.back().bytes, 1, bytes, file) == bytes, "cannot read a tensor");
         std::fclose(file);
     }
-    require(blocks % cluster == 0, "the blocks are not a multiple of the cluster");
-    for (int block = 0; block < blocks; block += cluster) run_cluster(block, cluster, threads);
-    for (size_t i = bytes; i % 16 != 0; i++) require(tensors.back()[i] == 0xff, "wrote past the end of the output");
-    FILE* file = std::fopen(words[count - 2], "wb");
-    require(file && std::fwrite(tensors.back(), 1, bytes, file) == bytes, "cannot write the output");
-    std::fclose(file);
+    for (const Launch& next : launches) run_launch(next);
+    for (int i = 3; i + 1 < count; i += 2) {
+        const Tensor& tensor = tensors[(i - 3) / 2];
+        for (size_t byte = tensor.size; byte % 16 != 0; byte++) require(tensor.bytes[byte] == 0xff, "wrote past the end of a tensor");
+        FILE* file = std::fopen(words[i], "wb");
+        require(file && std::fwrite(tensor.bytes, 1, tensor.size, file) == tensor.size, "cannot write a tensor");
+        std::fclose(file);
+    }
     std::printf("%ld\n", bank_conflicts);
     return 0;
 }
