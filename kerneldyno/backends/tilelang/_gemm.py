@@ -1,21 +1,10 @@
 """The matrix products in TileLang: pipelined by the compiler, scheduled by hand around tensor maps, and plain float32."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tilelang.language as T
 
-
-_WARPGROUP = 128
-"""Threads that issue one wgmma together."""
-
-_PRODUCER_REGISTERS = 24
-
-_CONSUMER_REGISTERS: Mapping[int, int] = {1: 240, 2: 240, 3: 160}
-"""Registers a thread by consumer warpgroups: with the producer's 24 at most 512 for one thread of each, a register file over 128."""
-
-_FIRST_FREE_BARRIER = 8
-"""Named barriers below are the compiler's."""
+from kerneldyno.backends.tilelang import _overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +48,7 @@ def pipelined(
 
     @T.prim_func
     def gemm(a: T.Tensor((m, k), dtype), b: T.Tensor(product.b_shape, dtype), c: T.Tensor((m, n), dtype)):  # noqa: ANN202
-        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=warpgroups * _WARPGROUP) as (column, row):
+        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=warpgroups * _overlap.WARPGROUP) as (column, row):
             a_tile = T.alloc_shared((block_m, block_k), dtype)
             b_tile = T.alloc_shared(product.b_tile(block_n, block_k), dtype)
             sums = T.alloc_fragment((block_m, block_n), "float32")
@@ -94,16 +83,9 @@ def overlapped(
     blocks: int,
     pieces: int,
 ) -> T.PrimFunc:
-    """Tiles of C in turn on `blocks` blocks (0: one a tile): a producer warpgroup loads, the consumers share the rows out.
+    """Tiles of C in turn on `blocks` blocks (0: one a tile), as `_overlap` schedules them; the consumers share a tile's rows out.
 
-    A consumer keeps one group of wgmma in flight: it frees a stage when the next stage's products are queued. The producer runs
-    ahead into the next tile while the consumers write the last, in `pieces` column pieces through shared memory.
-
-    Needs row pitches that are multiples of 16 bytes, and shared memory that the compiler does not reuse: the consumers meet only
-    at the pipeline's barriers.
-
-    Source: the roles and register counts follow CUTLASS's cooperative and ping-pong kernels for sm_90; the order of tiles is that
-    of Triton's tutorial 03-matrix-multiplication.
+    The consumers write a tile in `pieces` column pieces through shared memory. Needs row pitches that are multiples of 16 bytes.
     """
     m, n, k, nt, dtype = product.m, product.n, product.k, product.nt, product.dtype
     tiles_m, tiles_n = -(-m // block_m), -(-n // block_n)
@@ -113,102 +95,75 @@ def overlapped(
     steps = -(-k // block_k)
     rows = block_m // consumers
     width = block_n // pieces
-    threads = _WARPGROUP * (consumers + 1)
+    pipe = _overlap.Pipeline(stages, steps, consumers, rows, block_n, nt)
+    multiply = _overlap.multiplying(pipe)
+    producer_registers, consumer_registers = _overlap.registers(consumers)
 
     @T.macro
     def place(tile, at):  # noqa: ANN001, ANN202
-        # column by column inside bands of `panel` rows, so that blocks in flight share rows of A and B in L2
-        band = tile // (panel * tiles_n)
-        height = T.min(tiles_m - band * panel, panel)
-        at[0] = (band * panel + tile % (panel * tiles_n) % height) * block_m
-        at[1] = tile % (panel * tiles_n) // height * block_n
+        row, column = _overlap.place(tile, tiles_m, tiles_n, panel)
+        at[0] = row * block_m
+        at[1] = column * block_n
 
     @T.macro
-    def produce(a, b, a_tiles, b_tiles, full, empty, at, block):  # noqa: ANN001, ANN202
-        T.dec_max_nreg(_PRODUCER_REGISTERS)
+    def load(operands, step, slot):  # noqa: ANN001, ANN202
+        a, b, a_tiles, b_tiles, full, at = operands
+        for consumer in T.unroll(consumers):
+            T.tma_copy(
+                a[at[0] + consumer * rows : at[0] + (consumer + 1) * rows, step * block_k : (step + 1) * block_k],
+                a_tiles[consumer, slot, :, :],
+                barrier=full[slot],
+            )
+        if nt:
+            T.tma_copy(b[at[1] : at[1] + block_n, step * block_k : (step + 1) * block_k], b_tiles[slot, :, :], barrier=full[slot])
+        else:
+            T.tma_copy(b[step * block_k : (step + 1) * block_k, at[1] : at[1] + block_n], b_tiles[slot, :, :], barrier=full[slot])
+        T.barrier_arrive(full[slot])
+
+    fill = _overlap.filling(pipe, load)
+
+    @T.macro
+    def produce(operands, empty, at, block):  # noqa: ANN001, ANN202
+        T.dec_max_nreg(producer_registers)
         for turn in T.serial(rounds):
             if turn * grid + block < tiles:
                 place(turn * grid + block, at)
-                for step in T.serial(steps):
-                    load = turn * steps + step
-                    slot = load % stages
-                    T.barrier_wait(empty[slot], load // stages % 2 ^ 1)
-                    for consumer in T.unroll(consumers):
-                        T.tma_copy(
-                            a[at[0] + consumer * rows : at[0] + (consumer + 1) * rows, step * block_k : (step + 1) * block_k],
-                            a_tiles[consumer, slot, :, :],
-                            barrier=full[slot],
-                        )
-                    if nt:
-                        T.tma_copy(
-                            b[at[1] : at[1] + block_n, step * block_k : (step + 1) * block_k], b_tiles[slot, :, :], barrier=full[slot]
-                        )
-                    else:
-                        T.tma_copy(
-                            b[step * block_k : (step + 1) * block_k, at[1] : at[1] + block_n], b_tiles[slot, :, :], barrier=full[slot]
-                        )
-                    T.barrier_arrive(full[slot])
+                fill(operands, empty, turn * steps)
 
     @T.macro
-    def consume(c, a_tiles, b_tiles, c_tiles, sums, full, empty, at, block, thread, consumer):  # noqa: ANN001, ANN202
-        T.inc_max_nreg(_CONSUMER_REGISTERS[consumers])
+    def consume(operands, thread, consumer):  # noqa: ANN001, ANN202
+        c, a_tiles, b_tiles, c_tiles, sums, full, empty, at, block = operands
+        T.inc_max_nreg(consumer_registers)
         for turn in T.serial(rounds):
             if turn * grid + block < tiles:
                 place(turn * grid + block, at)
-                for step in T.serial(steps):
-                    load = turn * steps + step
-                    T.barrier_wait(full[load % stages], load // stages % 2)
-                    T.wgmma_gemm(
-                        a_tiles[consumer, load % stages, :, :],
-                        b_tiles[load % stages, :, :],
-                        sums[consumer],
-                        transpose_B=nt,
-                        policy=T.GemmWarpPolicy.FullRow,
-                        clear_accum=(step == 0),
-                    )
-                    if step > 0:
-                        T.wait_wgmma(1)
-                        if thread % 32 == 0:
-                            T.mbarrier_arrive(empty[(load - 1) % stages])
-                T.wait_wgmma(0)
-                if thread % 32 == 0:
-                    T.mbarrier_arrive(empty[(turn * steps + steps - 1) % stages])
-                T.warpgroup_fence_operand(sums[consumer], num_regs=rows * block_n // _WARPGROUP)
+                multiply(a_tiles, b_tiles, sums[consumer], full, empty, turn * steps, thread, consumer)
                 for piece in T.unroll(pieces):
                     if pieces == 1:
                         T.copy(sums[consumer], c_tiles[consumer])
                     else:
                         T.copy(sums[consumer][:, piece * width : (piece + 1) * width], c_tiles[consumer])
                     T.fence_proxy_async()
-                    T.sync_threads(barrier_id=_FIRST_FREE_BARRIER + consumer, arrive_count=_WARPGROUP)
+                    T.sync_threads(barrier_id=_overlap.FIRST_FREE_BARRIER + consumer, arrive_count=_overlap.WARPGROUP)
                     T.copy(c_tiles[consumer], c[at[0] + consumer * rows, at[1] + piece * width])
 
-    @T.macro
-    def share_out(c, a_tiles, b_tiles, c_tiles, sums, full, empty, at, block, thread, consumer):  # noqa: ANN001, ANN202
-        if consumer == consumers - 1:
-            consume(c, a_tiles, b_tiles, c_tiles, sums, full, empty, at, block, thread, consumer)
-        else:
-            if thread < _WARPGROUP * (consumer + 2):
-                consume(c, a_tiles, b_tiles, c_tiles, sums, full, empty, at, block, thread, consumer)
-            else:
-                share_out(c, a_tiles, b_tiles, c_tiles, sums, full, empty, at, block, thread, consumer + 1)
+    share_out = _overlap.sharing_out(pipe, consume)
 
     @T.prim_func
     def gemm(a: T.Tensor((m, k), dtype), b: T.Tensor(product.b_shape, dtype), c: T.Tensor((m, n), dtype)):  # noqa: ANN202
-        with T.Kernel(grid, threads=threads) as block:
+        with T.Kernel(grid, threads=pipe.threads) as block:
             a_tiles = T.alloc_shared((consumers, stages, rows, block_k), dtype)
             b_tiles = T.alloc_shared((stages, *product.b_tile(block_n, block_k)), dtype)
             c_tiles = [T.alloc_shared((rows, width), dtype) for _ in range(consumers)]
             sums = [T.alloc_fragment((rows, block_n), "float32") for _ in range(consumers)]
-            full = T.alloc_barrier([_WARPGROUP] * stages)
-            # one thread of each consuming warp frees a stage
-            empty = T.alloc_barrier([_WARPGROUP // 32 * consumers] * stages)
+            full = T.alloc_barrier(pipe.full_arrivals)
+            empty = T.alloc_barrier(pipe.empty_arrivals)
             at = T.alloc_local((2,), "int32")
             thread = T.get_thread_binding()
-            if thread < _WARPGROUP:
-                produce(a, b, a_tiles, b_tiles, full, empty, at, block)
+            if thread < _overlap.WARPGROUP:
+                produce((a, b, a_tiles, b_tiles, full, at), empty, at, block)
             else:
-                share_out(c, a_tiles, b_tiles, c_tiles, sums, full, empty, at, block, thread, 0)
+                share_out((c, a_tiles, b_tiles, c_tiles, sums, full, empty, at, block), thread, 0)
 
     return gemm
 
