@@ -123,27 +123,27 @@ def jobs_of(
         for device, backends in _places(name, texts.get("backend", ()), registry, devices, default_kind).items():
             dtypes = _dtypes(problem, texts) or [problem.dtypes[0] if device != "cpu" or "fp32" not in problem.dtypes else "fp32"]
             for partial, dtype in itertools.product(_partial_shapes(problem, texts), dtypes):
-                workload = Workload(name, _completed(problem, partial), dtype, options.seed)
+                workload = Workload(name, _completed(problem, partial, device.partition(":")[0]), dtype, options.seed)
                 problem.check(workload)
                 jobs[workload.key, device] = Job(workload, device, backends)
     return tuple(jobs.values())
 
 
-def _completed(problem: Problem, partial: Shape) -> Shape:
+def _completed(problem: Problem, partial: Shape, device_kind: str) -> Shape:
     """Fill in what the user did not give: a default, or what was given for the dim that this one is like."""
     shape: dict[str, Value] = {}
     for key, dim in problem.dims.items():
-        inherited = shape[dim.like] if dim.like in partial else dim.default
+        inherited = shape[dim.like] if dim.like in partial else dim.default_on(device_kind)
         shape[key] = partial.get(key, inherited)
     return shape
 
 
-def shortened(problem: Problem, shape: Shape) -> Shape:
+def shortened(problem: Problem, shape: Shape, device_kind: str) -> Shape:
     """Leave out what a request need not say: the dims that are at the value they take when they are not given."""
     kept: dict[str, Value] = dict(shape)
     for key in reversed(list(shape)):
         rest = {name: value for name, value in kept.items() if name != key}
-        if len(rest) and _completed(problem, rest) == dict(shape):
+        if rest and _completed(problem, rest, device_kind) == dict(shape):
             kept = rest
     return kept
 

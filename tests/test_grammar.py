@@ -15,8 +15,10 @@ from kerneldyno.errors import RequestError
 from kerneldyno.grammar import DEFAULT_TRIALS
 from kerneldyno.grammar import parse
 from kerneldyno.jobs import job_words
+from kerneldyno.jobs import shortened
 from kerneldyno.keys import INFO
 from kerneldyno.plan import Options
+from kerneldyno.registry import Registry
 from kerneldyno.words import duration_text
 from kerneldyno.words import quote_value
 from kerneldyno.words import seconds
@@ -32,6 +34,12 @@ WRONG = [
     ("problem=softmax shape.m=abc", ["shape.m=abc", "whole number", "rows"]),
     ("problem=softmax shape.m=1.5", ["shape.m=1.5", "whole number"]),
     ("problem=softmax shape.m=0", ["shape.m=0", "from 1 to"]),
+    ("problem=attention shape.softcap=soft", ["shape.softcap=soft", "a number is needed"]),
+    ("problem=attention shape.softcap=nan", ["shape.softcap=nan", "goes from 0"]),
+    ("problem=attention shape.heads=64 shape.kv_heads=7", ["heads=64 is not a multiple of kv_heads=7", "Choose shape.kv_heads=8"]),
+    ("problem=attention shape.window=-1", ["shape.window=-1", "from 0 to"]),
+    ("problem=attention shape.batch=4096 shape.seq_q=1048576", ["GiB", "Choose a smaller shape"]),
+    ("problem=moe_gemm shape.experts=4 shape.top_k=5", ["top_k=5", "experts=4"]),
     ("problem=gemm shape.layout=tn", ["'tn'", "Did you mean 'nt'?", "nn, nt"]),
     ("problem=gemm shape=llama3-70b-gateup-4k", ["Did you mean 'llama3-70b-gate-up-4k'?", "tune list problem=gemm"]),
     ("problem=softmax trials=many", ["trials=many", "whole number"]),
@@ -96,10 +104,25 @@ def test_defaults_come_from_the_problem_and_the_device() -> None:
     plan, _ = parse(["problem=gemm"], lambda: "cpu")
     (job,) = plan.jobs
     assert (plan.verb, job.device, job.backends, job.workload.dtype) == ("run", "cpu", (), "fp32")
-    assert job.workload.shape == {"m": 4096, "n": 4096, "k": 4096, "layout": "nt"}
+    assert job.workload.shape == {"m": 1024, "n": 1024, "k": 1024, "layout": "nt"}  # 4096 would take seconds a launch
     assert (plan.options.trials, plan.options.budget_s, plan.options.sampler) == (DEFAULT_TRIALS, None, "tpe")
     (job,) = parse(["problem=gemm"], lambda: "cuda")[0].jobs
     assert (job.device, job.workload.dtype) == ("cuda:0", "bf16")
+    assert job.workload.shape == {"m": 4096, "n": 4096, "k": 4096, "layout": "nt"}
+
+
+def test_a_dim_follows_the_one_it_is_like() -> None:
+    def shape(words: str) -> dict[str, object]:
+        return dict(parse(f"problem=attention device=cuda {words}".split())[0].jobs[0].workload.shape)
+
+    assert shape("shape.heads=64 shape.head_dim=192 shape.seq_q=512 shape.softcap=30") == shape("") | {
+        "heads": 64, "kv_heads": 64, "head_dim": 192, "head_dim_v": 192, "seq_q": 512, "seq_kv": 512, "softcap": 30.0,
+    }  # fmt: skip
+    given = shape("shape.heads=64 shape.kv_heads=8 shape.seq_q=1 shape.seq_kv=4096 shape.head_dim_v=64")
+    assert (given["kv_heads"], given["seq_kv"], given["head_dim_v"]) == (8, 4096, 64)
+    problem = Registry().load_problem("attention")
+    assert shortened(problem, given, "cuda") == {"heads": 64, "kv_heads": 8, "seq_q": 1, "seq_kv": 4096, "head_dim_v": 64}
+    assert shortened(problem, shape("shape.window=128"), "cuda") == {"window": 128}
 
 
 def test_a_budget_alone_lifts_the_default_of_trials() -> None:

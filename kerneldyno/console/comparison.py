@@ -15,7 +15,6 @@ from kerneldyno.console.show import time_text
 from kerneldyno.core import SOLVING_ROLES
 from kerneldyno.core import Status
 from kerneldyno.core import Work
-from kerneldyno.core import Workload
 from kerneldyno.errors import KerneldynoError
 from kerneldyno.jobs import shortened
 from kerneldyno.plan import Plan
@@ -170,7 +169,7 @@ def _print_tables(rows: Sequence[RankRow], registry: Registry) -> None:
             by_name = {row.name: row for row in found}
             cells = [_cell(by_name[name], roofs, registry) if name in by_name else "" for name in names]
             seed = f"\nseed={found[0].workload.seed}" if found[0].workload.seed else ""
-            made.add_row(_shape_words(found[0].workload, registry) + seed, *cells)
+            made.add_row(_shape_words(found[0], registry) + seed, *cells)
         out.print()
         out.print(made)
     if rows:
@@ -200,8 +199,9 @@ def _cell(row: RankRow, roofs: Mapping[tuple[str, str, str], float], registry: R
     return "\n".join(filter(None, lines))
 
 
-def _shape_words(workload: Workload, registry: Registry) -> str:
+def _shape_words(row: RankRow, registry: Registry) -> str:
     """Write a shape as one asks for it; a long one as `shape=CASE` where it is one, else by the dims that are not at their default."""
+    workload = row.workload
     if len(workload.shape) <= _LONG_SHAPE:
         return workload.shape_text
     try:
@@ -211,7 +211,7 @@ def _shape_words(workload: Workload, registry: Registry) -> str:
     for case, shape in problem.shapes().items():
         if dict(shape) == dict(workload.shape):
             return case
-    return replace(workload, shape=shortened(problem, workload.shape)).shape_text
+    return replace(workload, shape=shortened(problem, workload.shape, row.device.kind)).shape_text
 
 
 def _rate(row: RankRow, median_us: float, registry: Registry) -> str:

@@ -15,6 +15,7 @@ from kerneldyno.errors import KerneldynoError
 from kerneldyno.measure import device as machine
 from kerneldyno.plan import Plan
 from kerneldyno.registry import Registry
+from kerneldyno.words import word_of
 
 
 def show(plan: Plan, registry: Registry) -> int:
@@ -98,7 +99,15 @@ def _problem_json(name: str, problem: Problem | None, registry: Registry) -> dic
     row: dict[str, Any] = {"name": name, "origin": registry.problem_ref(name).origin, "backends": list(registry.kernels(name))}
     if problem is not None:
         dims = [
-            {"name": key, "default": dim.default, "meaning": dim.meaning, "unit": dim.unit, "range": _range_json(dim)}
+            {
+                "name": key,
+                "default": dim.default,
+                "default_cpu": dim.default_on("cpu"),
+                "like": dim.like or None,
+                "meaning": dim.meaning,
+                "unit": dim.unit,
+                "range": _range_json(dim),
+            }
             for key, dim in problem.dims.items()
         ]
         row |= {"dims": dims, "dtypes": list(problem.dtypes), "shapes": {case: dict(shape) for case, shape in problem.shapes().items()}}
@@ -133,6 +142,12 @@ def _word(dim: Dim) -> str:
     return str(dim.default).lower() if isinstance(dim.default, bool) else str(dim.default)
 
 
+def _default_words(dim: Dim) -> str:
+    """The default, the dim it follows where that one is given, and the default on a CPU where it is another."""
+    words = _word(dim) + (f", or {dim.like}" if dim.like else "")
+    return words if dim.default_cpu is None else f"{words} (CPU {dim.default_cpu})"
+
+
 def _print_problem(out: Console, name: str, problem: Problem | None, registry: Registry) -> None:
     kernels = ", ".join(registry.kernels(name)) or "none"
     if problem is None:
@@ -141,15 +156,18 @@ def _print_problem(out: Console, name: str, problem: Problem | None, registry: R
     out.print(f"{name}: dtypes {', '.join(problem.dtypes)}; kernels in {kernels}\n")
     dims = table("key", "default", "allowed", "meaning", right=("default",))
     for key, dim in problem.dims.items():
-        dims.add_row(f"shape.{key}", _word(dim), _allowed(dim), dim.meaning + (f" ({dim.unit})" if dim.unit else ""))
+        dims.add_row(f"shape.{key}", _default_words(dim), _allowed(dim), dim.meaning + (f" ({dim.unit})" if dim.unit else ""))
     out.print(dims)
     cases = problem.shapes()
     if cases:
-        shapes = table("named shape", *problem.dims)
+        varied = [key for key in problem.dims if len({shape[key] for shape in cases.values()}) > 1]
+        shapes = table("named shape", *varied)
         for case, shape in cases.items():
-            shapes.add_row(f"shape={case}", *(str(shape.get(key, dim.default)) for key, dim in problem.dims.items()))
+            shapes.add_row(f"shape={case}", *(word_of(shape[key]) for key in varied))
         out.print()
         out.print(shapes)
+        if same := [f"{key}={word_of(value)}" for key, value in next(iter(cases.values())).items() if key not in varied]:
+            out.print(f"\nThe same in all: {' '.join(same)}")
     out.print()
 
 

@@ -62,6 +62,7 @@ class Dim:
         maximum: Greatest value of a number.
         choices: The allowed words, where the key is a name.
         like: The dim before this one whose value it takes where the user gives none; "" for `default`.
+        default_cpu: The default on a CPU, where a GPU's would take minutes a launch; None for `default`.
     """
 
     default: Value
@@ -71,6 +72,11 @@ class Dim:
     maximum: float = 2**31 - 1
     choices: tuple[str, ...] = ()
     like: str = ""
+    default_cpu: Value | None = None
+
+    def default_on(self, device_kind: str) -> Value:
+        """The default on a kind of device ("cuda", "cpu")."""
+        return self.default_cpu if device_kind == "cpu" and self.default_cpu is not None else self.default
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,13 +34,20 @@ if TYPE_CHECKING:
 name = "attention"
 dtypes = _common.DTYPES
 dims: Mapping[str, Dim] = {
-    "batch": Dim(default=4, meaning="sequences", unit="sequences"),
-    "heads": Dim(default=16, meaning="query heads", unit="heads"),
-    "kv_heads": Dim(default=16, meaning="key and value heads; query head h reads h // (heads // kv_heads)", like="heads"),
-    "seq_q": Dim(default=4096, meaning="queries of a sequence; 1 to decode a token", unit="rows"),
-    "seq_kv": Dim(default=4096, meaning="keys of a sequence", unit="rows", like="seq_q"),
-    "head_dim": Dim(default=128, meaning="length of a query and of a key", unit="elements", maximum=512),
-    "head_dim_v": Dim(default=128, meaning="length of a value", unit="elements", maximum=512, like="head_dim"),
+    "batch": Dim(default=4, default_cpu=1, meaning="sequences", unit="sequences"),
+    "heads": Dim(default=16, default_cpu=8, meaning="query heads", unit="heads", maximum=65536),
+    "kv_heads": Dim(
+        default=16,
+        default_cpu=8,
+        meaning="key and value heads; query head h reads h // (heads // kv_heads)",
+        unit="heads",
+        maximum=65536,
+        like="heads",
+    ),
+    "seq_q": Dim(default=4096, default_cpu=1024, meaning="queries of a sequence; 1 to decode a token", unit="rows"),
+    "seq_kv": Dim(default=4096, default_cpu=1024, meaning="keys of a sequence", unit="rows", like="seq_q"),
+    "head_dim": Dim(default=128, default_cpu=64, meaning="length of a query and of a key", unit="elements", maximum=512),
+    "head_dim_v": Dim(default=128, default_cpu=64, meaning="length of a value", unit="elements", maximum=512, like="head_dim"),
     "causal": Dim(default=False, meaning="query i sees keys up to i + seq_kv - seq_q: the last query sees all"),
     "window": Dim(default=0, meaning="keys seen back from the query's own place (and ahead, if not causal); 0: all", minimum=0),
     "softcap": Dim(default=0.0, meaning="c > 0 bends the scores: c tanh(score / c); 0: none", minimum=0, maximum=1e6),
@@ -101,7 +108,7 @@ def check(workload: Workload) -> None:
     if sizes.heads % sizes.kv_heads:
         divisors = [count for count in range(1, sizes.heads + 1) if sizes.heads % count == 0]
         near = min(divisors, key=lambda count: abs(count - sizes.kv_heads))
-        raise RequestError(f"heads={sizes.heads} is not a multiple of kv_heads={sizes.kv_heads}. Choose kv_heads={near}.")
+        raise RequestError(f"heads={sizes.heads} is not a multiple of kv_heads={sizes.kv_heads}. Choose shape.kv_heads={near}.")
     _common.check_size(workload, _size_bytes(sizes, workload.dtype))
 
 

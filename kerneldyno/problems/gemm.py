@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 name = "gemm"
 dtypes = _common.DTYPES
 dims: Mapping[str, Dim] = {
-    "m": Dim(default=4096, meaning="rows of a and c; tokens, in a model", unit="rows"),
-    "n": Dim(default=4096, meaning="columns of c; output features", unit="columns"),
-    "k": Dim(default=4096, meaning="length of the sums; input features", unit="elements"),
+    "m": Dim(default=4096, default_cpu=1024, meaning="rows of a and c; tokens, in a model", unit="rows"),
+    "n": Dim(default=4096, default_cpu=1024, meaning="columns of c; output features", unit="columns"),
+    "k": Dim(default=4096, default_cpu=1024, meaning="length of the sums; input features", unit="elements"),
     "layout": Dim(default="nt", meaning="how b is stored: nt [n, k] as a linear layer's weight, nn [k, n]", choices=("nt", "nn")),
 }
 

@@ -1,6 +1,7 @@
 """c = a @ w[expert].T over rows sorted by expert: the products of a mixture of experts, as one ragged batch."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
 name = "moe_gemm"
 dtypes = _common.DTYPES
 dims: Mapping[str, Dim] = {
-    "tokens": Dim(default=4096, meaning="tokens that are routed", unit="rows"),
-    "experts": Dim(default=128, meaning="experts, each with a weight of its own", unit="experts", maximum=65536),
-    "top_k": Dim(default=8, meaning="distinct experts of a token; tokens x top_k rows are multiplied", unit="experts", maximum=65536),
-    "n": Dim(default=3072, meaning="columns of c; output features of an expert", unit="columns"),
-    "k": Dim(default=4096, meaning="length of the sums; input features", unit="elements"),
+    "tokens": Dim(default=4096, default_cpu=64, meaning="tokens that are routed", unit="rows"),
+    "experts": Dim(default=128, default_cpu=8, meaning="experts, each with a weight of its own", unit="experts", maximum=65536),
+    "top_k": Dim(
+        default=8, default_cpu=2, meaning="distinct experts of a token; there are tokens x top_k rows", unit="experts", maximum=65536
+    ),
+    "n": Dim(default=3072, default_cpu=1024, meaning="columns of c; output features of an expert", unit="columns"),
+    "k": Dim(default=4096, default_cpu=1024, meaning="length of the sums; input features", unit="elements"),
     "routing": Dim(
         default="uniform",
         meaning="experts that the tokens choose: uniform, zipf (popularity 1 / rank) or one_hot (all tokens the same top_k)",
@@ -88,10 +91,11 @@ class Routing:
     offsets: "numpy.ndarray"
 
     @property
-    def bounds(self) -> list[tuple[int, int, int]]:
-        """(expert, first row, one past its last) of the experts that have rows."""
-        ends = self.offsets.tolist()
-        return [(expert, begin, end) for expert, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)) if begin < end]
+    def touched(self) -> int:
+        """Experts that have rows."""
+        import numpy as np
+
+        return int(np.count_nonzero(np.diff(self.offsets, prepend=0)))
 
 
 def route(workload: Workload) -> Routing:
@@ -155,7 +159,10 @@ def check(workload: Workload) -> None:
     sizes = Sizes.of(workload)
     if sizes.top_k > sizes.experts:
         reason = f"top_k={sizes.top_k} is above experts={sizes.experts}: the experts of a token are distinct."
-        raise RequestError(f"{reason} Choose top_k={sizes.experts}.")
+        raise RequestError(f"{reason} Choose shape.top_k={sizes.experts}.")
+    if sizes.rows >= 2**31:
+        most = (2**31 - 1) // sizes.top_k
+        raise RequestError(f"tokens x top_k is {sizes.rows}, and rows are counted in int32. Choose shape.tokens={most} or less.")
     _common.check_size(workload, _bytes(sizes, workload.dtype, sizes.experts))
 
 
@@ -187,7 +194,7 @@ def reference(workload: Workload, inputs: Tensors) -> Tensors:
     """Multiply in float64, by row blocks of each expert."""
     sizes = Sizes.of(workload)
     c = inputs["w"].new_empty((sizes.rows, sizes.n), dtype=_common.reference_dtype(workload))
-    for expert, begin, end in route(workload).bounds:
+    for expert, begin, end in _bounds(inputs):
         weight = inputs["w"][expert].double().T
         for block in _common.row_blocks(end - begin, max(sizes.n, sizes.k)):
             rows = slice(begin + block.start, begin + block.stop)
@@ -206,7 +213,7 @@ def tolerance(workload: Workload, inputs: Tensors, reference: Tensors) -> ErrorB
     library = c.new_empty(c.shape, dtype=inputs["w"].dtype)
     squares, peaks = [], []
     with _common.float32_accumulation():
-        for expert, begin, end in route(workload).bounds:
+        for expert, begin, end in _bounds(inputs):
             a, weight = _rows(sizes, inputs, slice(begin, end)), inputs["w"][expert]
             library[begin:end] = a @ weight.T
             a_squares, w_squares = a.float().square(), weight.float().square()
@@ -227,7 +234,7 @@ def work(workload: Workload) -> Work:
     sizes = Sizes.of(workload)
     return Work(
         flops=2.0 * sizes.rows * sizes.n * sizes.k,
-        bytes=_bytes(sizes, workload.dtype, len(route(workload).bounds)),
+        bytes=_bytes(sizes, workload.dtype, route(workload).touched),
     )
 
 
@@ -241,16 +248,15 @@ def baselines(workload: Workload, device: Device) -> Mapping[str, Baseline]:
         return {}
     found: dict[str, Baseline] = {}
     gathers = "x[index], then " if sizes.gather else ""
-    loop = functools.partial(_bind_loop, workload)
     if device.kind == "cpu":
-        found["torch"] = Baseline(_common.Call(loop), "library", f"{gathers}torch.mm for each expert that has rows")
+        found["torch"] = Baseline(_common.Call(_bind_loop), "library", f"{gathers}torch.mm for each expert that has rows")
     else:
         vectors = sizes.n % 8 == 0 and sizes.k % 8 == 0  # rows of 16 bytes
         if workload.dtype == "bf16" and vectors:
             grouped = _common.Returning(functools.partial(_bind_grouped, sizes), ("c",))
             found["torch._grouped_mm"] = Baseline(grouped, "library", f"{gathers}torch._grouped_mm(a, w, offs=offsets)")
         meaning = f"{gathers}cuBLAS for each expert that has rows, which the host knows beforehand"
-        found["cublas-loop"] = Baseline(_common.Call(loop), "library", meaning)
+        found["cublas-loop"] = Baseline(_common.Call(_bind_loop), "library", meaning)
         if workload.dtype != "fp32" and vectors and _common.installed("quack.gemm_interface"):
             quack = _common.Returning(functools.partial(_bind_quack, sizes), ("c",))
             found["quack"] = Baseline(quack, "peer", "QuACK (CuTe DSL), quack.gemm_interface.gemm(cu_seqlens_m=...), not tuned")
@@ -266,12 +272,18 @@ def _bytes(sizes: Sizes, dtype: str, touched: int) -> float:
     return float(elements) * DTYPE_BYTES[dtype] + 4.0 * (sizes.experts + sizes.gather * sizes.rows)
 
 
+def _bounds(inputs: Tensors) -> list[tuple[int, int, int]]:
+    """List (expert, first row, one past its last) of the experts that have rows."""
+    ends = inputs["offsets"].tolist()
+    return [(expert, begin, end) for expert, (begin, end) in enumerate(itertools.pairwise([0, *ends])) if begin < end]
+
+
 def _rows(sizes: Sizes, inputs: Tensors, rows: slice) -> "torch.Tensor":
     """Return sorted rows of a."""
     return inputs["x"][inputs["index"][rows]] if sizes.gather else inputs["a"][rows]
 
 
-def _bind_loop(workload: Workload, inputs: Tensors, outputs: Tensors) -> Callable[[], object]:
+def _bind_loop(inputs: Tensors, outputs: Tensors) -> Callable[[], object]:
     import torch
 
     w, c = inputs["w"], outputs["c"]
@@ -281,7 +293,7 @@ def _bind_loop(workload: Workload, inputs: Tensors, outputs: Tensors) -> Callabl
         calls.append(functools.partial(torch.index_select, inputs["x"], 0, inputs["index"], out=a))
     else:
         a = inputs["a"]
-    for expert, begin, end in route(workload).bounds:
+    for expert, begin, end in _bounds(inputs):
         calls.append(functools.partial(torch.mm, a[begin:end], w[expert].T, out=c[begin:end]))
 
     def run() -> None:

@@ -59,6 +59,7 @@ class ProblemContract:
         for key, dim in self.problem.dims.items():
             assert dim.meaning.strip(), f"{key} has no meaning"
             _assert_legal(self.problem.dims, key, dim.default)
+            _assert_legal(self.problem.dims, key, dim.default_on("cpu"))
 
     def test_dtypes_are_known(self) -> None:
         """Every dtype has a size, and there is at least one."""

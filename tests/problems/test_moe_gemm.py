@@ -40,9 +40,7 @@ def test_routing_gives_each_token_distinct_experts_sorted_and_stable(
     assert found.index.tolist() == [token for _, token in pairs]
     assert found.offsets.tolist() == np.cumsum([sum(one == expert for one, _ in pairs) for expert in range(experts)]).tolist()
     assert found.offsets[-1] == tokens * top_k
-    assert [(expert, row) for expert, begin, end in found.bounds for row in range(begin, end)] == [
-        (expert, row) for row, (expert, _) in enumerate(pairs)
-    ]
+    assert found.touched == len({expert for expert, _ in pairs})
 
 
 def test_routings_have_the_shares_that_they_promise() -> None:
@@ -126,7 +124,7 @@ def test_budget_admits_any_order_and_refuses_shortcuts(extent: tuple[int, int, i
         def admits(c: torch.Tensor, budget=budget, reference=reference) -> bool:
             return budget.admits(error_between({"c": c}, reference))
 
-        assert admits(product(inputs, 1))
+        assert admits(product(inputs, 1 if extent[4] < 100 else 10))
         assert admits(product(inputs, 32))
         if dtype != "fp32" and extent[4] == 1000:
             assert not admits(product(inputs, 16, accumulator=inputs["w"].dtype))
@@ -147,7 +145,7 @@ def test_work_counts_touched_experts_once_and_routed_rows() -> None:
     assert gathered.bytes == 2 * (100 * 32 + 3 * 64 * 32 + 300 * 64) + 4 * (16 + 300)
     few = moe_gemm(1, 256, 8, 4096, 7168, "bf16")
     assert problem.work(few).bytes == pytest.approx(8 * 4096 * 7168 * 2, rel=1e-2)
-    touched = len(problem.route(moe_gemm(16, 256, 8, 1, 1, "bf16")).bounds)
+    touched = problem.route(moe_gemm(16, 256, 8, 1, 1, "bf16")).touched
     assert touched == pytest.approx(256 * (1 - (1 - 8 / 256) ** 16), abs=20)  # 102 of 256 at random
 
 
@@ -168,8 +166,10 @@ def test_named_shapes() -> None:
 
 
 def test_more_choices_than_experts_and_shapes_beyond_memory_are_refused() -> None:
-    with pytest.raises(RequestError, match="Choose top_k=4"):
+    with pytest.raises(RequestError, match="top_k=4"):
         problem.check(moe_gemm(10, 4, 5, 8, 8, "bf16"))
+    with pytest.raises(RequestError, match="tokens=268435455"):
+        problem.check(moe_gemm(2**30, 8, 8, 1, 1, "bf16"))
     with pytest.raises(RequestError, match="at most 128 GiB"):
         problem.check(moe_gemm(10, 4096, 2, 8192, 8192, "bf16"))
 
@@ -211,7 +211,7 @@ def test_drawn_workloads_have_every_feature() -> None:
     assert len({(workload.shape_text, workload.dtype) for workload in drawn}) == 200
     for workload in drawn:
         problem.check(workload)
-    empty = [len(problem.route(workload).bounds) < one.experts for workload, one in zip(drawn, sizes, strict=True)]
+    empty = [problem.route(workload).touched < one.experts for workload, one in zip(drawn, sizes, strict=True)]
     assert sum(empty) >= 50
     for feature in (
         lambda one: one.tokens == 1,
@@ -222,3 +222,14 @@ def test_drawn_workloads_have_every_feature() -> None:
         lambda one: one.experts == one.top_k,
     ):
         assert sum(bool(feature(one)) for one in sizes) >= 5
+
+
+def test_the_loop_follows_the_routing_of_the_inputs_that_it_is_given() -> None:
+    workload = moe_gemm(30, 8, 3, 4, 5, "fp32", "zipf", gather=True)
+    loop = problem.baselines(workload, cpu())["torch"].launch
+    for seed in (0, 1):  # the comparison ends on another seed
+        again = replace(workload, seed=seed)
+        inputs, outputs = problem.inputs(again, "cpu"), problem.outputs(again, "cpu")
+        loop.prepare(inputs, outputs)
+        loop.run()
+        assert error_between(outputs, problem.reference(again, inputs)).relative < 1e-6
