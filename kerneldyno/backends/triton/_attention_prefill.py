@@ -428,6 +428,7 @@ _STARTS = (
     {**_SPECIALISED, "block_n": 64, "num_stages": 2, "persistent": True},
     {"access": "descriptor", "block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3},
     {"access": "pointer", "block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3},
+    {**_SPECIALISED, "block_n": 64, "num_stages": 1},
     {"access": "descriptor", "block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 2},
     {"access": "descriptor", "block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2},
 )

@@ -60,11 +60,16 @@ def load(artifact: Artifact, workload: Workload) -> Launch:
     """Load a built configuration on the current GPU."""
     config = artifact.config
     launches = [_compile.load(program, artifact.arch) for program in programs(workload, config)]
-    return launches[0] if len(launches) == 1 else _Sequence(launches, _attention_decode.workspaces(workload, config))
+    return launches[0] if len(launches) == 1 else SplitLaunch(launches, _attention_decode.workspaces(workload, config))
 
 
-class _Sequence:
-    """Launches that run one after the other, with fp32 tensors between them."""
+class SplitLaunch:
+    """The launch over splits of the keys and the one that combines them, with fp32 results in between.
+
+    Args:
+        launches: In their order.
+        workspaces: Extents of the tensors in between, by the argument that they are.
+    """
 
     def __init__(self, launches: list[Launch], workspaces: dict[str, tuple[int, ...]]) -> None:
         self._launches = launches

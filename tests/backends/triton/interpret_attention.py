@@ -62,15 +62,11 @@ def run(shape, config):
     q, k, v, expected = (tensor.transpose(1, 2).contiguous() if inner else tensor for tensor in (q, k, v, expected))
     memory, o = guarded(expected, torch.float16)
     memory_lse, lse = guarded(expected_lse, torch.float32)
-    tensors = {"q": q, "k": k, "v": v, "o": o}
-    if shape["lse"]:
-        tensors["lse"] = lse
-    if attention.decodes(workload):
-        workspaces = _attention_decode.workspaces(workload, config)
-        tensors |= {name: torch.full(extents, math.nan) for name, extents in workspaces.items()}
-    for program in attention.programs(workload, config):
-        grid = program.grid(SM_COUNT)
-        program.function[grid](**program.arguments(tensors), num_warps=program.num_warps, num_stages=program.num_stages)
+    outputs = {"o": o, "lse": lse} if shape["lse"] else {"o": o}
+    workspaces = _attention_decode.workspaces(workload, config) if attention.decodes(workload) else {}
+    launch = attention.SplitLaunch([_Interpreted(program) for program in attention.programs(workload, config)], workspaces)
+    launch.prepare({"q": q, "k": k, "v": v}, outputs)
+    launch.run()
     error = (o.double() - expected).abs().max().item()
     finite = expected_lse.isfinite()
     error_lse = 0.0
@@ -79,6 +75,20 @@ def run(shape, config):
         error_lse = error_lse if bool((lse[~finite] == -math.inf).all()) else math.inf
     guards = torch.cat([memory[:GUARD], memory[-GUARD:], memory_lse[:GUARD], memory_lse[-GUARD:]])
     return error, error_lse, bool(guards.isnan().all())
+
+
+class _Interpreted:
+    """A program as the launch sees it, run by the interpreter."""
+
+    def __init__(self, program):
+        self._program = program
+
+    def prepare(self, inputs, outputs):
+        self._arguments = self._program.arguments({**inputs, **outputs})
+
+    def run(self):
+        program = self._program
+        program.function[program.grid(SM_COUNT)](**self._arguments, num_warps=program.num_warps, num_stages=program.num_stages)
 
 
 if __name__ == "__main__":

@@ -44,15 +44,15 @@ def drawn(workload, count):
 
 
 BUILT = [
-    *starts(FULL, 3),
-    *starts(CAUSAL, 5),
+    *starts(FULL, 2),
+    *starts(CAUSAL, 4),
     *starts(DEEPSEEK, 2),
     *starts(WINDOW, 1),
     *starts(DECODE, 2),
-    *drawn(CAUSAL, 2),
-    *drawn(WINDOW, 2),
+    *drawn(CAUSAL, 1),
+    *drawn(WINDOW, 1),
     *drawn(DECODE, 1),
-    *drawn(DRAFT, 2),
+    *drawn(DRAFT, 1),
 ]
 
 
