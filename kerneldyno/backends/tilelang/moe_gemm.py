@@ -40,6 +40,7 @@ _STARTS = (
     {**_WIDE, "block_m": 192, "block_n": 128, "stages": 4, "warpgroups": 3},
     {**_WIDE, "block_m": 256, "block_n": 128, "stages": 4, "warpgroups": 2},
     {**_WIDE, "block_m": 128, "block_n": 128, "stages": 6, "warpgroups": 2, "panel": 2},
+    {**_WIDE, "block_m": 128, "block_n": 64, "stages": 6, "warpgroups": 1, "pieces": 1},
     {**_FEW, "schedule": "overlapped", "block_m": 16, "block_n": 128, "block_k": 128, "stages": 5, "warpgroups": 2},
     {**_FEW, "schedule": "overlapped", "block_m": 8, "block_n": 64, "block_k": 128, "stages": 8, "warpgroups": 1},
     {**_FEW, "schedule": "pipelined", "block_m": 16, "block_n": 64, "block_k": 128, "stages": 4, "warpgroups": 1},
