@@ -15,6 +15,8 @@ from kerneldyno.backends.c._compile import build_library
 from kerneldyno.backends.c._compile import threads_knob
 from kerneldyno.backends.c._compile import vector_knob
 from kerneldyno.backends.c._compile import vector_registers
+from kerneldyno.backends.c._panels import PACKING
+from kerneldyno.backends.c._panels import TILE
 from kerneldyno.backends.c._vectors import prelude
 from kerneldyno.core import Artifact
 from kerneldyno.core import Config
@@ -29,78 +31,6 @@ from kerneldyno.core import Workload
 
 SIZES = """
 enum {{ MR = {mr}, NV = {nv}, NR = NV * W, MC = {mc} / MR * MR, NC = {nc}, KC = {kc}, KU = {unroll} }};
-#define LEAST(a, b) ((a) < (b) ? (a) : (b))
-"""
-
-PACKING = """
-typedef float v4 __attribute__((vector_size(16)));
-// four rows of W become W columns of four: 4 x 4 transposes in registers, half the time of storing lane by lane
-INLINE void transpose(const element *from, int64_t pitch, float *to, int64_t lines) {
-    vf rows[4];
-    for (int i = 0; i < 4; i++) rows[i] = load(from + i * pitch);
-    for (int q = 0; q < W / 4; q++) {
-        v4 r[4];
-        for (int i = 0; i < 4; i++) memcpy(&r[i], (float *)&rows[i] + 4 * q, sizeof(v4));
-        v4 low = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), high = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-        v4 low2 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), high2 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-        v4 columns[4] = {__builtin_shufflevector(low, low2, 0, 1, 4, 5), __builtin_shufflevector(low, low2, 2, 3, 6, 7),
-                         __builtin_shufflevector(high, high2, 0, 1, 4, 5), __builtin_shufflevector(high, high2, 2, 3, 6, 7)};
-        for (int i = 0; i < 4; i++) memcpy(to + (4 * q + i) * lines, &columns[i], sizeof(v4));
-    }
-}
-// rows of a matrix along k become a panel [depth][lines]; `count` rows exist, the others are zeros
-INLINE void pack_rows(const element *from, int64_t pitch, int64_t count, int64_t lines, int64_t depth, int64_t padded, float *panel) {
-    for (int64_t line = 0; line < lines;) {
-        const element *row = from + line * pitch;
-        int64_t step = line + 4 <= LEAST(count, lines) ? 4 : 1, p = 0;
-        if (step == 4) for (; p + W <= depth; p += W) transpose(row + p, pitch, panel + p * lines + line, lines);
-        for (; p < padded; p++)
-            for (int64_t i = 0; i < step; i++)
-                panel[p * lines + line + i] = line < count && p < depth ? load_part(row + i * pitch + p, 1, splat(0))[0] : 0;
-        line += step;
-    }
-}
-// columns of B [k, n] become a panel [depth][NR]; `count` columns exist
-INLINE void pack_columns(const element *from, int64_t pitch, int64_t count, int64_t depth, int64_t padded, float *panel) {
-    for (int64_t p = 0; p < padded; p++)
-        for (int64_t j = 0; j < NR; j += W) {
-            int64_t left = p < depth ? count - j : 0;
-            const element *at = from + p * pitch + j;
-            vf v = left >= W ? load(at) : left > 0 ? load_part(at, left, splat(0)) : splat(0);
-            memcpy(panel + p * NR + j, &v, sizeof v);
-        }
-}
-"""
-
-TILE = """
-// a partial sum goes to `sums` (C itself where C is fp32), the last one to C
-INLINE void put(vf v, float *sums, element *c, int64_t count, int first, int last) {
-    int64_t bytes = count * sizeof(float);
-    vf before = splat(0);
-    if (count >= W) {
-        if (!first) { memcpy(&before, sums, sizeof v); v += before; }
-        if (last) store(c, v); else memcpy(sums, &v, sizeof v);
-    } else if (count > 0) {
-        if (!first) { memcpy(&before, sums, bytes); v += before; }
-        if (last) store_part(c, v, count); else memcpy(sums, &v, bytes);
-    }
-}
-static void tile(const float *a, const float *b, float *sums, element *c, int64_t pitch, int64_t rows, int64_t columns,
-                 int64_t depth, int first, int last) {
-    vf tile[MR][NV];
-    for (int i = 0; i < MR; i++) for (int j = 0; j < NV; j++) tile[i][j] = splat(0);
-    for (int i = 0; i < MR; i++) if (i < rows) __builtin_prefetch(sums + i * pitch, 1);  // they are needed after the loop
-    for (int64_t p = 0; p < depth; p += KU)
-        for (int u = 0; u < KU; u++, a += MR, b += NR) {
-            vf line[NV];
-            for (int j = 0; j < NV; j++) memcpy(&line[j], b + j * W, sizeof(vf));
-            for (int i = 0; i < MR; i++) for (int j = 0; j < NV; j++) tile[i][j] += a[i] * line[j];
-        }
-    for (int i = 0; i < MR; i++)
-        if (i < rows)
-            for (int j = 0; j < NV; j++)
-                put(tile[i][j], sums + i * pitch + j * W, c + i * pitch + j * W, columns - j * W, first, last);
-}
 """
 
 PACK_B = {
@@ -135,7 +65,7 @@ void gemm(const element *a, const element *b, element *c, float *sums, float *pa
                 {deal_panels}
                 for (int64_t j = 0; j < width; j += NR)
                     for (int64_t i = i0; i < LEAST(i0 + MC, m); i += MR)
-                        tile(packed_a + i * KC, packed_b + j * KC, sums + i * n + j0 + j, c + i * n + j0 + j, n,
+                        tile(packed_a + i * KC, packed_b + j * KC, sums + i * n + j0 + j, n, c + i * n + j0 + j, n,
                              m - i, width - j, padded, first, last);
             {after}
         }}

@@ -18,9 +18,6 @@ from kerneldyno.core import Workload
 from kerneldyno.errors import Unsupported
 
 
-MAX_ROWS = 64
-"""Most queries times query heads of a kv head, which are the rows of one tile."""
-
 _MAX_HEAD_DIM = 256
 _LOG2_E = 1.4426950408889634
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -115,6 +112,7 @@ def _starts(workload: Workload, device: Device) -> list[Config]:
         (32, 2, 4, 3),
         (64, 4, 2, 2),
         (32, 2, 2, 2),
+        (32, 2, 6, 1),
     ):
         slots = device.sm_count * blocks_per_sm
         possible = [value for value in _SPLITS if value <= max(1, -(-_keys(workload) // block_n))]

@@ -1,6 +1,7 @@
 """The knobs and hard limits of `multistage.cuh`, the product of tiles that gemm and moe_gemm share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kerneldyno.backends.cuda._compile import REGISTERS_PER_THREAD
 from kerneldyno.core import Config
@@ -20,7 +21,12 @@ _KNOBS = ("block_m", "block_n", "block_k", "warps_m", "warps_n", "stages", "grou
 
 
 def params(
-    block_m: Sequence[int], block_n: Sequence[int], warps: Sequence[int] = (2, 1, 4), blocks_per_sm: Sequence[int] = (1, 2)
+    block_m: Sequence[int],
+    block_n: Sequence[int],
+    warps: Sequence[int] = (2, 1, 4),
+    blocks_per_sm: Sequence[int] = (1, 2),
+    group_m: Sequence[int] = (8, 1, 16),
+    few: bool = False,
 ) -> list[Param]:
     """Return the knobs.
 
@@ -29,19 +35,25 @@ def params(
         block_n: Columns of C that a block may compute.
         warps: Warps along either side of a block.
         blocks_per_sm: Blocks that a multiprocessor may be asked to hold.
+        group_m: Rows of tiles that blocks running together may share.
+        few: Of the other knobs only the values that were good at large products, where there is a faster instruction beside this one.
     """
     return [
         Param("mma", ("mma.sync",), "the tensor-core instruction"),
         Param("block_m", tuple(block_m), "rows of C a block computes"),
         Param("block_n", tuple(block_n), "columns of C a block computes"),
-        Param("block_k", (64, 32, 128), "depth of a tile of A and B"),
+        Param("block_k", (64, 32) if few else (64, 32, 128), "depth of a tile of A and B"),
         Param("warps_m", tuple(warps), "warps along the rows of a block"),
         Param("warps_n", tuple(warps), "warps along the columns of a block"),
-        Param("stages", (3, 2, 4, 5, 6), "tiles of A and B in flight or in use"),
-        GROUP_M,
+        Param("stages", (3, 4) if few else (3, 2, 4, 5, 6), "tiles of A and B in flight or in use"),
+        replace(GROUP_M, values=tuple(group_m)),
         Param("fragment_sets", (2, 1), "operands in registers: the next beside the current, or only the current"),
         Param("blocks_per_sm", tuple(blocks_per_sm), "blocks that the registers must leave room for on a multiprocessor"),
-        Param("epilogue", ("shared", "direct"), "C through shared memory in 16-byte rows, or straight from the fragments"),
+        Param(
+            "epilogue",
+            ("shared",) if few else ("shared", "direct"),
+            "C through shared memory in 16-byte rows, or straight from the fragments",
+        ),
     ]
 
 

@@ -37,6 +37,19 @@ __device__ inline bool needs_mask(int key) {
     return beyond || (WINDOW > 0 && (key <= SEQ_KV - 1 - WINDOW || (!CAUSAL && key + BLOCK_N - 1 >= OFFSET + WINDOW)));
 }
 
+// Addresses in one slot of what this thread copies or loads of K and V, carried from slot to slot.
+struct Slot {
+    unsigned k, v;
+    int number;
+
+    __device__ void next() {
+        number = number + 1 == STAGES ? 0 : number + 1;
+        const unsigned step = number == 0 ? -(STAGES - 1) * STAGE_BYTES : STAGE_BYTES;
+        k += step;
+        v += step;
+    }
+};
+
 #if NUM_SPLITS == 1
 typedef element Result;
 #else
@@ -68,28 +81,35 @@ attention_decode(const element* __restrict__ q, const element* __restrict__ k, c
     const int kv_head = blockIdx.x % KV_HEADS, split = blockIdx.x / KV_HEADS % NUM_SPLITS, batch = blockIdx.x / (KV_HEADS * NUM_SPLITS);
     const int first_tile = static_cast<long long>(TILES) * split / NUM_SPLITS, end_tile = static_cast<long long>(TILES) * (split + 1) / NUM_SPLITS;
 
+    typedef Copies<THREADS, PADDED_ROWS, HEAD_DIM> CopiesQ;
+    typedef Copies<THREADS, BLOCK_N, HEAD_DIM> CopiesK;
+    typedef Copies<THREADS, BLOCK_N, HEAD_DIM_V> CopiesV;
     constexpr long long KEYS_APART = HEADS_FIRST ? 1 : KV_HEADS;  // rows
     const long long first_key_row = row_index(batch, FIRST_KEY, kv_head, SEQ_KV, KV_HEADS);
-    const EvenRows<THREADS, HEAD_DIM, KEYS_APART * HEAD_DIM, true> rows_of_k(k + first_key_row * HEAD_DIM, SEQ_KV - FIRST_KEY);
-    const EvenRows<THREADS, HEAD_DIM_V, KEYS_APART * HEAD_DIM_V, true> rows_of_v(v + first_key_row * HEAD_DIM_V, SEQ_KV - FIRST_KEY);
+    const EvenRows<CopiesK, KEYS_APART * HEAD_DIM, true> rows_of_k(k + first_key_row * HEAD_DIM, SEQ_KV - FIRST_KEY);
+    const EvenRows<CopiesV, KEYS_APART * HEAD_DIM_V, true> rows_of_v(v + first_key_row * HEAD_DIM_V, SEQ_KV - FIRST_KEY);
+    Slot write = {slots + CopiesK::first_place(), slots + K_BYTES + CopiesV::first_place(), 0};
     const auto copy = [&](int tile) {
-        const unsigned stage = slots + tile % STAGES * STAGE_BYTES;
-        copy_tile<THREADS, BLOCK_N, HEAD_DIM, HEAD_DIM, 1>(stage, rows_of_k.after(tile * BLOCK_N), 0, 0);
-        copy_tile<THREADS, BLOCK_N, HEAD_DIM_V, HEAD_DIM_V, 1>(stage + K_BYTES, rows_of_v.after(tile * BLOCK_N), 0, 0);
+        copy_tile<CopiesK, HEAD_DIM, 1>(write.k, rows_of_k.after(tile * BLOCK_N), 0, 0);
+        copy_tile<CopiesV, HEAD_DIM_V, 1>(write.v, rows_of_v.after(tile * BLOCK_N), 0, 0);
     };
 
     // Q travels with the first tile; every tile is one group of copies, an empty one past the last
-    const auto row_of_q = [&](int, int row) {
+    const auto row_of_q = [&](int i) {
+        const int row = CopiesQ::row(i);
         const long long index = row_index(batch, row / GROUP, kv_head * GROUP + row % GROUP, SEQ_Q, HEADS);
-        return Row{q + index * HEAD_DIM, row < ROWS};
+        return Source{q + index * HEAD_DIM + CopiesQ::chunk(i) * 8, row < ROWS};
     };
-    copy_tile<THREADS, PADDED_ROWS, HEAD_DIM, HEAD_DIM, 1>(q_tile, row_of_q, 0, 0);
+    copy_tile<CopiesQ, HEAD_DIM, 1>(q_tile + CopiesQ::first_place(), row_of_q, 0, 0);
 #pragma unroll
     for (int ahead = 0; ahead < STAGES - 1; ahead++) {
         if (first_tile + ahead < end_tile) copy(first_tile + ahead);
         copy_async_commit();
+        write.next();
     }
 
+    const unsigned q_place = q_tile + place_a<HEAD_DIM>(warp_row);
+    Slot read = {slots + place_b_rows<HEAD_DIM>(slice * SLICE), slots + K_BYTES + place_b_columns<HEAD_DIM_V>(slice * SLICE, 0), 0};
     unsigned held[HOLD_Q ? HEAD_DIM / 16 : 1][4];
     float sum[HEAD_DIM_V / 8][4] = {};
     Rows rows = no_rows();
@@ -99,22 +119,22 @@ attention_decode(const element* __restrict__ q, const element* __restrict__ k, c
         __syncthreads();  // the tile has arrived for all, and all are done with the one before it, whose slot may be filled
         if (tile + STAGES - 1 < end_tile) copy(tile + STAGES - 1);
         copy_async_commit();
+        write.next();
         if constexpr (HOLD_Q) {
             if (tile == first_tile) {
 #pragma unroll
-                for (int step = 0; step < HEAD_DIM / 16; step++) load_a<HEAD_DIM>(held[step], q_tile, warp_row, step, lane);
+                for (int step = 0; step < HEAD_DIM / 16; step++) load_operand<HEAD_DIM>(held[step], q_place, 0, step * 16);
             }
         }
 
-        const unsigned k_tile = slots + tile % STAGES * STAGE_BYTES, v_tile = k_tile + K_BYTES;
         float score[SLICE / 8][4] = {};
 #pragma unroll
         for (int step = 0; step < HEAD_DIM / 16; step++) {
             unsigned a[4], b[4];
-            if constexpr (!HOLD_Q) load_a<HEAD_DIM>(a, q_tile, warp_row, step, lane);
+            if constexpr (!HOLD_Q) load_operand<HEAD_DIM>(a, q_place, 0, step * 16);
 #pragma unroll
             for (int j = 0; j < SLICE / 16; j++) {
-                load_b_rows<HEAD_DIM>(b, k_tile, slice * SLICE + j * 16, step, lane);
+                load_operand<HEAD_DIM>(b, read.k, j * 16, step * 16);
 #pragma unroll
                 for (int half = 0; half < 2; half++) multiply_add(score[j * 2 + half], HOLD_Q ? held[HOLD_Q ? step : 0] : a, b[half * 2], b[half * 2 + 1]);
             }
@@ -148,11 +168,12 @@ attention_decode(const element* __restrict__ q, const element* __restrict__ k, c
             powers_as_a(a, score, step);
 #pragma unroll
             for (int j = 0; j < HEAD_DIM_V / 16; j++) {
-                load_b_columns<HEAD_DIM_V>(b, v_tile, j * 16, slice * (SLICE / 16) + step, lane);
+                load_operand_transposed<HEAD_DIM_V>(b, read.v, step * 16, j * 16);
 #pragma unroll
                 for (int half = 0; half < 2; half++) multiply_add(sum[j * 2 + half], a, b[half * 2], b[half * 2 + 1]);
             }
         }
+        read.next();
     }
 
     // the warps of the same rows bring their sums to their common maximum; the slots are free for that

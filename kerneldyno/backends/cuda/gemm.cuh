@@ -12,19 +12,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) gemm(const 
     const int place = block % (GROUP_M * TILES_N);
     const int first_row = (first_of_group + place % group_rows) * BLOCK_M, first_column = place / group_rows * BLOCK_N;
 
-    const EvenRows<THREADS, BLOCK_K, K, M % BLOCK_M != 0> rows_of_a(a + static_cast<long long>(first_row) * K, M - first_row);
+    const EvenRows<CopiesA, K, M % BLOCK_M != 0> rows_of_a(a + static_cast<long long>(first_row) * K, M - first_row);
     float sum[MMA_M][MMA_N][4] = {};
     if constexpr (B_TRANSPOSED) {
-        const EvenRows<THREADS, BLOCK_K, K, N % BLOCK_N != 0> rows_of_b(b + static_cast<long long>(first_column) * K, N - first_column);
-        multiply_tiles(sum, shared_address(shared), [&](unsigned stage, int k_tile, int part) {
-            copy_tile<THREADS, BLOCK_M, BLOCK_K, K, PARTS>(stage, rows_of_a, k_tile * BLOCK_K, part);
-            copy_tile<THREADS, BLOCK_N, BLOCK_K, K, PARTS>(stage + A_BYTES, rows_of_b, k_tile * BLOCK_K, part);
+        const EvenRows<CopiesB, K, N % BLOCK_N != 0> rows_of_b(b + static_cast<long long>(first_column) * K, N - first_column);
+        multiply_tiles(sum, shared_address(shared), [&](unsigned target_a, unsigned target_b, int k_tile, int part) {
+            copy_tile<CopiesA, K, PARTS>(target_a, rows_of_a, k_tile * BLOCK_K, part);
+            copy_tile<CopiesB, K, PARTS>(target_b, rows_of_b, k_tile * BLOCK_K, part);
         });
     } else {
-        const EvenRows<THREADS, BLOCK_N, N, K % BLOCK_K != 0> rows_of_b(b, K);
-        multiply_tiles(sum, shared_address(shared), [&](unsigned stage, int k_tile, int part) {
-            copy_tile<THREADS, BLOCK_M, BLOCK_K, K, PARTS>(stage, rows_of_a, k_tile * BLOCK_K, part);
-            copy_tile<THREADS, BLOCK_K, BLOCK_N, N, PARTS>(stage + A_BYTES, rows_of_b.after(k_tile * BLOCK_K), first_column, part);
+        const EvenRows<CopiesB, N, K % BLOCK_K != 0> rows_of_b(b, K);
+        multiply_tiles(sum, shared_address(shared), [&](unsigned target_a, unsigned target_b, int k_tile, int part) {
+            copy_tile<CopiesA, K, PARTS>(target_a, rows_of_a, k_tile * BLOCK_K, part);
+            copy_tile<CopiesB, N, PARTS>(target_b, rows_of_b.after(k_tile * BLOCK_K), first_column, part);
         });
     }
     store_sums<M % BLOCK_M != 0>(c, shared, sum, first_row, M, first_column);

@@ -1,6 +1,7 @@
-"""Matrix product: mma.sync on the tensor cores for 16-bit dtypes, FFMA for fp32."""
+"""Matrix product: on the tensor cores for 16-bit dtypes, with wgmma where it is possible and mma.sync; FFMA for fp32."""
 
 from kerneldyno.backends.cuda import _multistage
+from kerneldyno.backends.cuda import _wgmma
 from kerneldyno.backends.cuda._compile import compile_kernel
 from kerneldyno.backends.cuda._compile import source_text
 from kerneldyno.backends.cuda._launch import CudaLaunch
@@ -26,7 +27,25 @@ def space(workload: Workload, device: Device) -> Space:
     return _ffma_space(workload, device) if workload.dtype == "fp32" else _mma_space(workload, device)
 
 
-_MMA_STARTS = (
+_FEW_ROWS = 64
+"""Up to there the memory is the limit, and the least tile of wgmma is no smaller."""
+
+_SMALL, _LARGE = 128, 1024
+"""Rows and columns: below the first, tiles of every size may be best; from the second on there are more tiles than multiprocessors."""
+
+_WGMMA_STARTS = (
+    {"mma": "wgmma", "block_m": 128, "block_n": 256, "stages": 4},
+    {"mma": "wgmma", "block_m": 256, "block_n": 128, "stages": 4},
+    {"mma": "wgmma", "block_m": 192, "block_n": 128, "stages": 4, "consumers": 3},
+    {"mma": "wgmma", "block_m": 256, "block_n": 192, "stages": 3},
+    {"mma": "wgmma", "block_m": 128, "block_n": 256, "stages": 4, "group_m": 16},
+    {"mma": "wgmma", "block_m": 128, "block_n": 128, "stages": 6},
+    {"mma": "wgmma", "block_m": 192, "block_n": 192, "stages": 4, "consumers": 3},
+    {"mma": "wgmma", "block_m": 64, "block_n": 64, "stages": 8, "consumers": 1},
+)
+"""TileLang's best with the same schedule (docs/notes/gemm.md), and tiles that load less or fit smaller products; not measured here."""
+
+_MMA_STARTS: tuple[Config, ...] = (
     {"block_m": 128, "block_n": 256, "block_k": 64, "warps_m": 2, "warps_n": 4, "stages": 3, "group_m": 16},
     {"block_m": 256, "block_n": 128, "block_k": 32, "warps_m": 4, "warps_n": 2, "stages": 4, "group_m": 8},
     {"block_m": 128, "block_n": 128, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 4, "blocks_per_sm": 2},
@@ -41,15 +60,24 @@ _MMA_STARTS = (
         "blocks_per_sm": 2,
         "epilogue": "direct",
     },
+    {"block_m": 16, "block_n": 64, "block_k": 128, "warps_m": 1, "warps_n": 4, "stages": 5, "group_m": 1, "blocks_per_sm": 2},
 )
-"""Best of earlier searches at 4096^3, 8192^3 and 1000 x 1003 x 517, bf16, H200 (docs/notes/gemm.md)."""
+"""Best of earlier searches at 4096^3, 8192^3 and 1000 x 1003 x 517, bf16, H200 (docs/notes/gemm.md); the last, unmeasured, for few rows."""
 
 
 def _mma_space(workload: Workload, device: Device) -> Space:
-    m, n = int(workload.shape["m"]), int(workload.shape["n"])
+    m, n, k = (int(workload.shape[dim]) for dim in ("m", "n", "k"))
     block_m = _multistage.tiles(m, (128, 64, 32, 16, 256))
     block_n = _multistage.tiles(n, (128, 64, 32, 192, 256))
-    return Space(_multistage.params(block_m, block_n), _multistage.constraints(device), _MMA_STARTS)
+    faster = _wgmma.possible(workload, device, k, *(() if workload.shape["layout"] == "nt" else (n,)))
+    large = min(m, n) >= _LARGE
+    params = _multistage.params(block_m, block_n, group_m=(8, 16) if large else (8, 1), few=faster and min(m, n) >= _SMALL)
+    constraints = _multistage.constraints(device)
+    if not faster:
+        return Space(params, constraints, _MMA_STARTS)
+    mma = tuple({"mma": "mma.sync", **start} for start in _MMA_STARTS)
+    starts = (*mma, *_WGMMA_STARTS) if m <= _FEW_ROWS else (*_WGMMA_STARTS, *mma)
+    return Space(_wgmma.params(params, device, m, n), [*constraints, *_wgmma.constraints(params, device)], starts)
 
 
 def _ffma_space(workload: Workload, device: Device) -> Space:
@@ -88,8 +116,17 @@ def build(workload: Workload, config: Config, arch: str) -> Artifact:
     """Compile one configuration; touches no GPU."""
     m, n, k = (int(workload.shape[dim]) for dim in ("m", "n", "k"))
     block_m, block_n, block_k = (int(config[knob]) for knob in ("block_m", "block_n", "block_k"))
-    constants: dict[str, int] = {"M": m, "N": n, "K": k, "B_TRANSPOSED": workload.shape["layout"] == "nt"}
-    if config["mma"] == "ffma":
+    transposed = workload.shape["layout"] == "nt"
+    tiles_m = -(-m // block_m)
+    blocks, maps = tiles_m * -(-n // block_n), None
+    constants: dict[str, int] = {"M": m, "N": n, "K": k, "B_TRANSPOSED": transposed}
+    if config["mma"] == "wgmma":
+        constants |= {**_wgmma.constants(config, tiles_m, n), "C_CLIPPED": True}
+        blocks, threads = _wgmma.grid(config, tiles_m, n), _wgmma.threads(config)
+        smem_bytes = _wgmma.smem_bytes(config)
+        maps = _wgmma.maps(config, (m, k), (n, k) if transposed else (k, n), (m, n), transposed)
+        text = source_text("gemm_wgmma", workload.dtype, constants, _wgmma.macros(n), _wgmma.PIECES)
+    elif config["mma"] == "ffma":
         constants |= {knob.upper(): int(config[knob]) for knob in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "group_m")}
         threads = block_m * block_n // (int(config["thread_m"]) * int(config["thread_n"]))
         smem_bytes = _ffma_smem_bytes(block_m, block_n, block_k)
@@ -99,8 +136,9 @@ def build(workload: Workload, config: Config, arch: str) -> Artifact:
         threads = _multistage.threads(config)
         smem_bytes = _multistage.smem_bytes(block_m, block_n, block_k, int(config["stages"]), str(config["epilogue"]))
         text = source_text("gemm", workload.dtype, constants, {}, _multistage.PIECES)
-    blocks = -(-m // block_m) * -(-n // block_n)
-    return compile_kernel(text, "gemm", config, arch, blocks=blocks, threads=threads, smem_bytes=smem_bytes, tensors=("a", "b", "c"))
+    return compile_kernel(
+        text, "gemm", config, arch, blocks=blocks, threads=threads, smem_bytes=smem_bytes, tensors=("a", "b", "c"), maps=maps
+    )
 
 
 def load(artifact: Artifact, workload: Workload) -> Launch:

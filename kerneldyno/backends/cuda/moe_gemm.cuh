@@ -23,26 +23,26 @@ moe_gemm(const element* __restrict__ a, const int* __restrict__ index, const ele
     const int first_row = tile_starts[tile], expert_end = offsets[expert];
     const int end_row = expert_end - first_row < BLOCK_M ? expert_end : first_row + BLOCK_M;
     const long long first_weight = static_cast<long long>(expert) * N + first_column;
-    const EvenRows<THREADS, BLOCK_K, K, N % BLOCK_N != 0> rows_of_w(w + first_weight * K, N - first_column);
+    const EvenRows<CopiesB, K, N % BLOCK_N != 0> rows_of_w(w + first_weight * K, N - first_column);
 
     float sum[MMA_M][MMA_N][4] = {};
     const auto multiply = [&](const auto& rows_of_a) {
-        multiply_tiles(sum, shared_address(shared), [&](unsigned stage, int k_tile, int part) {
-            copy_tile<THREADS, BLOCK_M, BLOCK_K, K, PARTS>(stage, rows_of_a, k_tile * BLOCK_K, part);
-            copy_tile<THREADS, BLOCK_N, BLOCK_K, K, PARTS>(stage + A_BYTES, rows_of_w, k_tile * BLOCK_K, part);
+        multiply_tiles(sum, shared_address(shared), [&](unsigned target_a, unsigned target_b, int k_tile, int part) {
+            copy_tile<CopiesA, K, PARTS>(target_a, rows_of_a, k_tile * BLOCK_K, part);
+            copy_tile<CopiesB, K, PARTS>(target_b, rows_of_w, k_tile * BLOCK_K, part);
         });
     };
     if constexpr (GATHER) {
         // where each copy of this thread comes from, the same for every tile of K; -1: from nowhere
-        int source[copies_per_thread(THREADS, BLOCK_M, BLOCK_K)];
+        int source[CopiesA::EACH];
 #pragma unroll
-        for (int i = 0; i < copies_per_thread(THREADS, BLOCK_M, BLOCK_K); i++) {
-            const int row = first_row + copied_row<THREADS, BLOCK_K>(i);
+        for (int i = 0; i < CopiesA::EACH; i++) {
+            const int row = first_row + CopiesA::row(i);
             source[i] = row < end_row ? index[row] : -1;
         }
-        multiply([&](int i, int) { return Row{a + static_cast<long long>(source[i]) * K, source[i] >= 0}; });
+        multiply([&](int i) { return Source{a + static_cast<long long>(source[i]) * K + CopiesA::chunk(i) * 8, source[i] >= 0}; });
     } else {
-        multiply(EvenRows<THREADS, BLOCK_K, K, true>(a + static_cast<long long>(first_row) * K, end_row - first_row));
+        multiply(EvenRows<CopiesA, K, true>(a + static_cast<long long>(first_row) * K, end_row - first_row));
     }
     store_sums<true>(c, shared, sum, first_row, end_row, first_column);
 }

@@ -1,8 +1,9 @@
-"""Product of ragged groups of rows, each with its expert's matrix, in one launch: mma.sync for 16-bit dtypes."""
+"""Product of ragged groups of rows, each with its expert's matrix, in one launch: wgmma where it is possible, and mma.sync."""
 
 import torch
 
 from kerneldyno.backends.cuda import _multistage
+from kerneldyno.backends.cuda import _wgmma
 from kerneldyno.backends.cuda._compile import compile_kernel
 from kerneldyno.backends.cuda._compile import source_text
 from kerneldyno.backends.cuda._launch import CudaLaunch
@@ -18,10 +19,20 @@ from kerneldyno.core.ragged import most_tiles
 from kerneldyno.errors import Unsupported
 
 
-_BLOCKS_M = (128, 16, 32, 48, 64, 96, 144, 160, 192, 256)
-_BLOCKS_N = (128, 64, 32, 192, 256)
+_BLOCKS_M = (128, 16, 32, 48, 64, 96, 160, 192)
 _MANY_ROWS = 32  # of an expert on average: from there on the tensor cores are the limit, below it the memory
-_COMPUTE_STARTS = (
+_WGMMA_STARTS = (
+    {"mma": "wgmma", "block_m": 128, "block_n": 256, "stages": 4},
+    {"mma": "wgmma", "block_m": 256, "block_n": 128, "stages": 4},
+    {"mma": "wgmma", "block_m": 192, "block_n": 128, "stages": 4, "consumers": 3},
+    {"mma": "wgmma", "block_m": 256, "block_n": 192, "stages": 3},
+    {"mma": "wgmma", "block_m": 128, "block_n": 128, "stages": 6},
+    {"mma": "wgmma", "block_m": 128, "block_n": 256, "stages": 4, "group_m": 1},
+    {"mma": "wgmma", "block_m": 64, "block_n": 256, "stages": 5, "consumers": 1},
+    {"mma": "wgmma", "block_m": 64, "block_n": 64, "stages": 8, "consumers": 1},
+)
+"""By TileLang's best with the same schedule, gemm's (docs/notes/gemm.md); not measured here."""
+_COMPUTE_STARTS: tuple[Config, ...] = (
     {"block_m": 128, "block_n": 256, "block_k": 64, "warps_m": 2, "warps_n": 4, "stages": 3, "group_m": 16},
     {"block_m": 128, "block_n": 128, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 4, "blocks_per_sm": 2},
     {"block_m": 96, "block_n": 256, "block_k": 64, "warps_m": 2, "warps_n": 4, "stages": 4},
@@ -29,7 +40,7 @@ _COMPUTE_STARTS = (
     {"block_m": 64, "block_n": 256, "block_k": 64, "warps_m": 1, "warps_n": 4, "stages": 5},
 )
 """Chosen for little padding at 128, 256 and 1024 rows an expert; the first two are the best of gemm (docs/notes/gemm.md)."""
-_MEMORY_STARTS = (
+_MEMORY_STARTS: tuple[Config, ...] = (
     {"block_m": 16, "block_n": 64, "block_k": 128, "warps_m": 1, "warps_n": 4, "stages": 5, "group_m": 1, "blocks_per_sm": 2},
     {"block_m": 16, "block_n": 128, "block_k": 64, "warps_m": 1, "warps_n": 4, "stages": 6, "group_m": 1, "blocks_per_sm": 2},
     {"block_m": 16, "block_n": 128, "block_k": 128, "warps_m": 1, "warps_n": 4, "stages": 5, "group_m": 1, "blocks_per_sm": 1},
@@ -49,11 +60,24 @@ def space(workload: Workload, device: Device) -> Space:
     rows, experts, n, k = _sizes(workload)
     if n * k >= 2**31 or rows * max(n, k) >= 2**46:
         raise Unsupported(f"moe_gemm on cuda counts the elements of one expert's matrix in 31 bits; n={n} k={k} is beyond")
-    average = rows // min(experts, rows)
-    block_m = _multistage.tiles(max(rows, 1), _BLOCKS_M)
-    params = _multistage.params(block_m, _multistage.tiles(n, _BLOCKS_N), blocks_per_sm=(1, 2, 3))
-    starts = (*_COMPUTE_STARTS, *_MEMORY_STARTS) if average >= _MANY_ROWS else (*_MEMORY_STARTS, *_COMPUTE_STARTS)
-    return Space(params, _multistage.constraints(device, ragged=True), starts)
+    # of an expert, where all that have any get the same
+    even = int(workload.shape["tokens"]) if workload.shape["routing"] == "one_hot" else -(-rows // min(experts, rows))
+    many = even >= _MANY_ROWS
+    faster = not bool(workload.shape["gather"]) and _wgmma.possible(workload, device, k)
+    params = _multistage.params(
+        [block_m for block_m in _BLOCKS_M if min(64, even // 4) <= block_m <= max(16, 2 * even)],
+        _multistage.tiles(n, (128, 64, 32) if not many else (128, 256, 64) if faster else (128, 64, 192, 256)),
+        blocks_per_sm=(1, 2) if many else (1, 2, 3),
+        group_m=(8, 16) if many else (8, 1),
+        few=many and faster,
+    )
+    constraints = _multistage.constraints(device, ragged=True)
+    starts = (*_COMPUTE_STARTS, *_MEMORY_STARTS) if many else (*_MEMORY_STARTS, *_COMPUTE_STARTS)
+    if not faster:
+        return Space(params, constraints, starts)
+    mma = tuple({"mma": "mma.sync", **start} for start in starts)
+    starts = (*_WGMMA_STARTS, *mma) if many else (*mma, *_WGMMA_STARTS)
+    return Space(_wgmma.params(params, device, 2 * even, n), [*constraints, *_wgmma.constraints(params, device)], starts)
 
 
 def build(workload: Workload, config: Config, arch: str) -> Artifact:
@@ -62,10 +86,24 @@ def build(workload: Workload, config: Config, arch: str) -> Artifact:
     block_m, block_n, block_k = (int(config[knob]) for knob in ("block_m", "block_n", "block_k"))
     gather = bool(workload.shape["gather"])
     capacity = most_tiles(rows, experts, block_m)
-    constants: dict[str, int] = {"N": n, "K": k, "CAPACITY": capacity, "GATHER": gather, "B_TRANSPOSED": True}
-    text = source_text("moe_gemm", workload.dtype, constants | _multistage.constants(config), {}, _multistage.PIECES)
+    constants: dict[str, int] = {"N": n, "K": k, "B_TRANSPOSED": True}
+    if config["mma"] == "wgmma":
+        constants |= {**_wgmma.constants(config, capacity, n), "C_CLIPPED": False}
+        maps = _wgmma.maps(config, (rows, k), (n, k), (rows, n), True, experts)
+        return compile_kernel(
+            source_text("moe_gemm_wgmma", workload.dtype, constants, _wgmma.macros(n), _wgmma.PIECES),
+            "moe_gemm",
+            config,
+            arch,
+            blocks=_wgmma.grid(config, capacity, n),
+            threads=_wgmma.threads(config),
+            smem_bytes=_wgmma.smem_bytes(config),
+            tensors=("a", "w", "offsets", "tile_experts", "tile_starts", "c_rows", *(("c",) if "c" in maps else ())),
+            maps={"w" if name == "b" else name: description for name, description in maps.items()},
+        )
+    constants |= {"CAPACITY": capacity, "GATHER": gather, **_multistage.constants(config)}
     return compile_kernel(
-        text,
+        source_text("moe_gemm", workload.dtype, constants, {}, _multistage.PIECES),
         "moe_gemm",
         config,
         arch,
@@ -93,7 +131,8 @@ class _GroupedLaunch(CudaLaunch):
         """
         self._offsets: torch.Tensor = inputs["offsets"]
         self._tiles = RaggedTiles(self._rows, self._experts, self._block_m, self._offsets.device)
-        super().prepare({**inputs, "tile_experts": self._tiles.groups, "tile_starts": self._tiles.starts}, outputs)
+        tiles = {"tile_experts": self._tiles.groups, "tile_starts": self._tiles.starts}
+        super().prepare({**inputs, **tiles, "c_rows": outputs["c"]}, outputs)
         self.layout()
 
     def layout(self) -> None:

@@ -22,39 +22,60 @@ struct Fragments {
 
 typedef float Sums[MMA_M][MMA_N][4];
 
+typedef Copies<THREADS, BLOCK_M, BLOCK_K> CopiesA;
+typedef Copies<THREADS, B_TRANSPOSED ? BLOCK_N : BLOCK_K, B_TRANSPOSED ? BLOCK_K : BLOCK_N> CopiesB;
+
 __device__ inline int warp_row() { return threadIdx.x / 32 / WARPS_N * WARP_M; }
 
 __device__ inline int warp_column() { return threadIdx.x / 32 % WARPS_N * WARP_N; }
 
-__device__ inline void load_fragments(Fragments& fragments, unsigned stage, int step) {
-    const int lane = threadIdx.x % 32;
+// Addresses in one slot, of this thread's copies and of its operands. They are carried from slot to slot: computed anew from
+// the number of the tile they would take twice the instructions that the products do.
+struct Slot {
+    unsigned begin, a, b;
+
+    __device__ void next(unsigned first, unsigned end) {
+        const unsigned step = begin + STAGE_BYTES == end ? first - begin : STAGE_BYTES;
+        begin += step;
+        a += step;
+        b += step;
+    }
+};
+
+__device__ inline void load_fragments(Fragments& fragments, const Slot& slot, int step) {
 #pragma unroll
-    for (int i = 0; i < MMA_M; i++) load_a<BLOCK_K>(fragments.a[i], stage, warp_row() + i * 16, step, lane);
+    for (int i = 0; i < MMA_M; i++) load_operand<BLOCK_K>(fragments.a[i], slot.a, i * 16, step * 16);
 #pragma unroll
     for (int j = 0; j < MMA_N / 2; j++) {
         if constexpr (B_TRANSPOSED) {
-            load_b_rows<BLOCK_K>(fragments.b[j], stage + A_BYTES, warp_column() + j * 16, step, lane);
-        } else {
-            load_b_columns<BLOCK_N>(fragments.b[j], stage + A_BYTES, warp_column() + j * 16, step, lane);
+            load_operand<BLOCK_K>(fragments.b[j], slot.b, j * 16, step * 16);
+        } else if constexpr (power_of_two(WARP_N)) {
+            load_operand_transposed<BLOCK_N>(fragments.b[j], slot.b, step * 16, j * 16);
+        } else {  // the warp's first column and j * 16 have bits in common
+            load_matrices_transposed(fragments.b[j], slot.begin + A_BYTES + place_b_columns<BLOCK_N>(step * 16, warp_column() + j * 16));
         }
     }
 }
 
-// Adds the whole product to this warp's part of the sums. copy(stage, k_tile, part) starts one part of the copies of a tile
-// of A and, A_BYTES behind it, of B.
+// Adds the whole product to this warp's part of the sums. copy(a, b, k_tile, part) starts one part of the copies of a tile of A
+// to the target `a`, and of B to `b`.
 template <typename CopyPart>
 __device__ inline void multiply_tiles(Sums& sum, unsigned shared_base, const CopyPart& copy) {
-    const auto slot = [&](int k_tile) { return shared_base + k_tile % STAGES * STAGE_BYTES; };
+    const unsigned end = shared_base + STAGES * STAGE_BYTES;
+    Slot write = {shared_base, shared_base + CopiesA::first_place(), shared_base + A_BYTES + CopiesB::first_place()};
     // every tile is one group of copies, an empty one past the last, so that the count of pending groups is constant
 #pragma unroll
     for (int k_tile = 0; k_tile < STAGES - 1; k_tile++) {
         if (k_tile < K_TILES) {
 #pragma unroll
-            for (int part = 0; part < PARTS; part++) copy(slot(k_tile), k_tile, part);
+            for (int part = 0; part < PARTS; part++) copy(write.a, write.b, k_tile, part);
         }
         copy_async_commit();
+        write.next(shared_base, end);
     }
 
+    const unsigned place_b = B_TRANSPOSED ? place_b_rows<BLOCK_K>(warp_column()) : place_b_columns<BLOCK_N>(0, warp_column());
+    Slot read = {shared_base, shared_base + place_a<BLOCK_K>(warp_row()), shared_base + A_BYTES + place_b};
     Fragments fragments[FRAGMENT_SETS];
     // tile k_tile has arrived for all threads, and all are done with the tile before it, whose slot may take a new one
     const auto wait = [] {
@@ -63,7 +84,7 @@ __device__ inline void multiply_tiles(Sums& sum, unsigned shared_base, const Cop
     };
     if constexpr (FRAGMENT_SETS == 2) {
         wait();
-        load_fragments(fragments[0], slot(0), 0);
+        load_fragments(fragments[0], read, 0);
     }
 #pragma unroll 1
     for (int k_tile = 0; k_tile < K_TILES; k_tile++) {
@@ -72,12 +93,15 @@ __device__ inline void multiply_tiles(Sums& sum, unsigned shared_base, const Cop
         for (int step = 0; step < STEPS; step++) {
             const bool last = step == STEPS - 1;
             if constexpr (FRAGMENT_SETS == 2) {
-                if (last) wait();
-                load_fragments(fragments[(step + 1) % 2], slot(k_tile + last), (step + 1) % STEPS);
+                if (last) {
+                    wait();
+                    read.next(shared_base, end);
+                }
+                load_fragments(fragments[(step + 1) % 2], read, (step + 1) % STEPS);
             } else {
-                load_fragments(fragments[0], slot(k_tile), step);
+                load_fragments(fragments[0], read, step);
             }
-            if (!last && k_tile + STAGES - 1 < K_TILES) copy(slot(k_tile + STAGES - 1), k_tile + STAGES - 1, step);
+            if (!last && k_tile + STAGES - 1 < K_TILES) copy(write.a, write.b, k_tile + STAGES - 1, step);
             if (step == STEPS - 2) copy_async_commit();
             const Fragments& operands = fragments[step % FRAGMENT_SETS];
 #pragma unroll
@@ -88,6 +112,8 @@ __device__ inline void multiply_tiles(Sums& sum, unsigned shared_base, const Cop
                 }
             }
         }
+        if constexpr (FRAGMENT_SETS == 1) read.next(shared_base, end);
+        write.next(shared_base, end);
     }
 }
 

@@ -4,42 +4,61 @@
 // Largest access, in bytes, that is aligned in every row of a contiguous tensor with rows of `pitch` 16-bit elements.
 constexpr int access_bytes(long long pitch) { return pitch % 8 == 0 ? 16 : pitch % 4 == 0 ? 8 : pitch % 2 == 0 ? 4 : 2; }
 
-// Place in bytes of a 16-byte chunk in a tile of COLUMNS elements a row. The chunks of a row are permuted by an exclusive
-// or with the row, so that both the 8 chunks of a row and one chunk of 8 rows lie in the 32 banks without conflict.
-// Where a row is not a power of two of chunks, only its aligned groups of 8 (or 4, or 2) chunks are permuted.
+// Places, in bytes, of the 16-byte chunks of a tile of COLUMNS elements a row. The chunks of a row are permuted, each aligned
+// group of 8 (or 4, or 2, where no more divide the row) by an exclusive or with the row, so that both the 8 chunks of a row
+// and one chunk of 8 rows lie in the 32 banks without conflict.
 template <int COLUMNS>
-__device__ inline unsigned swizzled(int row, int chunk) {
-    constexpr int CHUNKS = COLUMNS / 8, GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
-    const int key = row / (8 / GROUP) % GROUP;
-    return (row * CHUNKS + (chunk ^ key)) * 16;
-}
+struct Swizzle {
+    static constexpr int CHUNKS = COLUMNS / 8, GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
 
-// One row of a tensor: where it begins, and whether it is there at all; a row that is not reads as zeros.
-struct Row {
+    __device__ static constexpr int key(int row) { return row / (8 / GROUP) % GROUP; }
+
+    __device__ static unsigned place(int row, int chunk) { return (row * CHUNKS + (chunk ^ key(row))) * 16; }
+
+    // The address `rows` rows and `chunks` chunks on from that of a place: with constants, an exclusive or and an offset. The
+    // bits of `chunks` must be 0 in the place's chunk, those of `rows` in its row (or a multiple of 8), and the tile must
+    // begin at a multiple of 128 bytes.
+    __device__ static unsigned moved(unsigned address, int rows, int chunks) {
+        return (address ^ ((chunks % GROUP) ^ key(rows)) * 16) + (rows * CHUNKS + chunks / GROUP * GROUP) * 16;
+    }
+};
+
+constexpr bool power_of_two(int x) { return (x & (x - 1)) == 0; }
+
+// Which chunks of a ROWS x COLUMNS tile each of THREADS threads copies: the i-th is chunk index threadIdx.x + i * THREADS.
+template <int THREADS, int ROWS, int COLUMNS>
+struct Copies {
+    static constexpr int CHUNKS = COLUMNS / 8, TOTAL = ROWS * CHUNKS, EACH = (TOTAL + THREADS - 1) / THREADS;
+    static constexpr bool EVEN = THREADS % CHUNKS == 0;  // a thread's chunks lie below each other, STEP rows apart
+    static constexpr int STEP = THREADS / CHUNKS;
+    static constexpr bool MOVED = EVEN && power_of_two(STEP);  // one address serves them all
+
+    __device__ static int row(int i) { return EVEN ? threadIdx.x / CHUNKS + i * STEP : (threadIdx.x + i * THREADS) / CHUNKS; }
+    __device__ static int chunk(int i) { return EVEN ? threadIdx.x % CHUNKS : (threadIdx.x + i * THREADS) % CHUNKS; }
+    __device__ static bool mine(int i) { return TOTAL % THREADS == 0 || threadIdx.x + i * THREADS < TOTAL; }
+
+    // What `target` of copy_tile counts from: the place of the first copy where that serves them all.
+    __device__ static unsigned first_place() { return MOVED ? Swizzle<COLUMNS>::place(row(0), chunk(0)) : 0; }
+    __device__ static unsigned target(unsigned first, int i) {
+        return MOVED ? Swizzle<COLUMNS>::moved(first, i * STEP, 0) : first + Swizzle<COLUMNS>::place(row(i), chunk(i));
+    }
+};
+
+// Where a copy comes from, in the tile's first column; `valid` says whether that row is there at all. One that is not reads
+// as zeros.
+struct Source {
     const element* start;
     bool valid;
 };
 
-constexpr int copies_per_thread(int threads, int rows, int columns) { return (rows * (columns / 8) + threads - 1) / threads; }
-
-// The row of a ROWS x COLUMNS tile that the i-th copy of this thread belongs to; for i below copies_per_thread.
-template <int THREADS, int COLUMNS>
-__device__ inline int copied_row(int i) {
-    constexpr int CHUNKS = COLUMNS / 8;
-    // where THREADS is a multiple of CHUNKS, the second form leaves all but a constant to be computed once
-    return THREADS % CHUNKS == 0 ? threadIdx.x / CHUNKS + i * (THREADS / CHUNKS) : (threadIdx.x + i * THREADS) / CHUNKS;
-}
-
-// Rows that lie PITCH elements apart, as the source of a tile of COLUMNS elements a row. CHECK where `count`, the rows that are
-// there from the tile's first on, may be less than the tile's.
-template <int THREADS, int COLUMNS, long long PITCH, bool CHECK>
+// The sources of Copies from rows that lie PITCH elements apart. CHECK where `count`, the rows that are there from the tile's
+// first on, may be less than the tile's.
+template <typename Each, long long PITCH, bool CHECK>
 struct EvenRows {
-    static constexpr int CHUNKS = COLUMNS / 8;
-    static constexpr bool EVEN = THREADS % CHUNKS == 0;  // then a thread's rows are a constant apart: one address serves them all
     const element* mine;
     int count;
 
-    __device__ EvenRows(const element* first, int count) : mine(EVEN ? first + threadIdx.x / CHUNKS * PITCH : first), count(count) {}
+    __device__ EvenRows(const element* first, int count) : mine(Each::EVEN ? first + Each::row(0) * PITCH + Each::chunk(0) * 8 : first), count(count) {}
 
     // The same for the tile that begins `rows` rows later.
     __device__ EvenRows after(int rows) const {
@@ -49,60 +68,74 @@ struct EvenRows {
         return later;
     }
 
-    __device__ Row operator()(int i, int local_row) const {
-        return {mine + (EVEN ? i * (THREADS / CHUNKS) * PITCH : local_row * PITCH), !CHECK || local_row < count};
+    __device__ Source operator()(int i) const {
+        return {mine + (Each::EVEN ? i * Each::STEP * PITCH : Each::row(i) * PITCH + Each::chunk(i) * 8), !CHECK || Each::row(i) < count};
     }
 };
 
-// Starts copying chunks PART, PART + PARTS, ... of each thread of a ROWS x COLUMNS tile into its swizzled place. The tile
-// begins at column `first_column` of rows WIDTH elements long; row_of(i, row) gives the Row of the thread's i-th copy,
-// which is the tile's row `row`. What lies outside becomes zero.
-template <int THREADS, int ROWS, int COLUMNS, int WIDTH, int PARTS, typename RowOf>
-__device__ inline void copy_tile(unsigned shared, const RowOf& row_of, int first_column, int part) {
-    constexpr int CHUNKS = COLUMNS / 8, TOTAL = ROWS * CHUNKS, ACCESS = access_bytes(WIDTH);
+// Starts this thread's copies number PART, PART + PARTS, ... of a tile, which begins at column `first_column` of rows WIDTH
+// elements long. `target` is the tile's address plus Each::first_place(); source_of(i) gives the Source of a copy. What lies
+// outside becomes zero.
+template <typename Each, int WIDTH, int PARTS, typename SourceOf>
+__device__ inline void copy_tile(unsigned target, const SourceOf& source_of, int first_column, int part) {
+    constexpr int ACCESS = access_bytes(WIDTH);
+    constexpr bool WHOLE = WIDTH % (Each::CHUNKS * 8) == 0;
 #pragma unroll
-    for (int i = 0; i < copies_per_thread(THREADS, ROWS, COLUMNS); i++) {
-        const int index = threadIdx.x + i * THREADS;
-        if (i % PARTS != part || (TOTAL % THREADS != 0 && index >= TOTAL)) continue;
-        const int local_row = copied_row<THREADS, COLUMNS>(i);
-        const int chunk = THREADS % CHUNKS == 0 ? threadIdx.x % CHUNKS : index % CHUNKS;
-        const int column = first_column + chunk * 8;
-        const Row row = row_of(i, local_row);
-        const element* source = row.start + column;
-        const unsigned target = shared + swizzled<COLUMNS>(local_row, chunk);
+    for (int i = 0; i < Each::EACH; i++) {
+        if (i % PARTS != part || !Each::mine(i)) continue;
+        const Source source = source_of(i);
+        const element* start = source.start + first_column;
+        const int column = first_column + Each::chunk(i) * 8;
+        const unsigned place = Each::target(target, i);
         if constexpr (ACCESS >= 4) {
 #pragma unroll
             for (int piece = 0; piece < 8; piece += ACCESS / 2) {
-                const bool valid = row.valid && (WIDTH % COLUMNS == 0 || column + piece < WIDTH);
-                copy_async<ACCESS>(target + piece * 2, source + piece, valid);  // what is not valid is not read, wherever it points
+                // what is not valid is not read, wherever it points
+                copy_async<ACCESS>(place + piece * 2, start + piece, source.valid && (WHOLE || column + piece < WIDTH));
             }
         } else {  // cp.async copies no less than 4 aligned bytes
             Packet p = {};
 #pragma unroll
             for (int piece = 0; piece < 8; piece++) {
-                if (row.valid && column + piece < WIDTH) set_element(p, piece, source[piece]);
+                if (source.valid && column + piece < WIDTH) set_element(p, piece, start[piece]);
             }
-            store_shared(target, p);
+            store_shared(place, p);
         }
     }
 }
 
-// A 16x16 operand A of multiply_add from a tile of rows; `step` counts 16 columns.
+// Operands of multiply_add from a tile of COLUMNS elements a row. Each has a place for this lane, counted from the tile's
+// start, and loads from the address of that place, moved on by a multiple of 16 rows and of 16 columns (2 chunks).
+
+// A, 16x16: rows `first_row` to + 15, 16 columns.
 template <int COLUMNS>
-__device__ inline void load_a(unsigned (&words)[4], unsigned tile, int first_row, int step, int lane) {
-    load_matrices(words, tile + swizzled<COLUMNS>(first_row + lane % 16, step * 2 + lane / 16));
+__device__ inline unsigned place_a(int first_row) {
+    const int lane = threadIdx.x % 32;
+    return Swizzle<COLUMNS>::place(first_row + lane % 16, lane / 16);
 }
 
-// Two 16x8 operands B from a tile whose rows are the columns of B ("nt"): words 0 and 1 for 8 of them, 2 and 3 for the next.
+// B, twice 16x8, of a tile whose rows are the columns of B ("nt"): words 0 and 1 for rows `first_row` to + 7, 2 and 3 for the next 8.
 template <int COLUMNS>
-__device__ inline void load_b_rows(unsigned (&words)[4], unsigned tile, int first_row, int step, int lane) {
-    load_matrices(words, tile + swizzled<COLUMNS>(first_row + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+__device__ inline unsigned place_b_rows(int first_row) {
+    const int lane = threadIdx.x % 32;
+    return Swizzle<COLUMNS>::place(first_row + lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
-// The same from a tile whose rows are the rows of B ("nn"): `step` counts 16 rows.
+// The same of a tile whose rows are the rows of B ("nn"): columns `first_column` to + 7, and the next 8.
 template <int COLUMNS>
-__device__ inline void load_b_columns(unsigned (&words)[4], unsigned tile, int first_column, int step, int lane) {
-    load_matrices_transposed(words, tile + swizzled<COLUMNS>(step * 16 + lane % 16, first_column / 8 + lane / 16));
+__device__ inline unsigned place_b_columns(int first_row, int first_column) {
+    const int lane = threadIdx.x % 32;
+    return Swizzle<COLUMNS>::place(first_row + lane % 16, first_column / 8 + lane / 16);
+}
+
+template <int COLUMNS>
+__device__ inline void load_operand(unsigned (&words)[4], unsigned address, int rows, int columns) {
+    load_matrices(words, Swizzle<COLUMNS>::moved(address, rows, columns / 8));
+}
+
+template <int COLUMNS>
+__device__ inline void load_operand_transposed(unsigned (&words)[4], unsigned address, int rows, int columns) {
+    load_matrices_transposed(words, Swizzle<COLUMNS>::moved(address, rows, columns / 8));
 }
 
 // Writes two neighbours of a row that is WIDTH elements long; COLUMNS says which tiles end exactly at the row's end.

@@ -156,8 +156,11 @@ struct Output {
     element* rows;
 };
 
-__device__ inline void write_sums(const Output& c, const Sums& sum, unsigned char* shared, const Tile& tile, int consumer) {
-    const int thread = threadIdx.x % 128, lane = threadIdx.x % 32, thread_row = thread / 32 * 16 + lane / 4;
+// `next` is the slab that is free first: they are filled in turn, however many a tile needs.
+__device__ inline void write_sums(const Output& c, const Sums& sum, unsigned char* shared, const Tile& tile, int consumer, int& next) {
+    const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+    // of the four 8 x 8 parts that a warp writes at once, two above each other and two beside these, the row that is this lane's
+    const unsigned lane_place = swizzled_place(thread / 32 * 16 + lane % 16, lane / 16 * 16);
     unsigned char* const room = shared + C_AT + consumer * C_BYTES;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
@@ -168,17 +171,19 @@ __device__ inline void write_sums(const Output& c, const Sums& sum, unsigned cha
         for (int slab = 0; slab < N_SLABS; slab++) {
             const int first_column = tile.first_column + slab * 64;
             if (N % BLOCK_N != 0 && first_column >= N) break;
-            unsigned char* const place = room + (part * N_SLABS + slab) % C_SLABS * C_SLAB;
+            unsigned char* const place = room + next * C_SLAB;
             const unsigned at = shared_address(place);
             if (thread == 0) store_boxes_wait<C_SLABS - 1>();
             threads_sync(WRITE + consumer, 128);  // the slab's last contents have been read
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                const float(&pairs)[4] = sum[part][slab * 8 + j];
+            for (int j = 0; j < 8; j += 2) {
+                unsigned words[4];
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    store_shared(at + swizzled_place(thread_row + half * 8, j * 16 + lane % 4 * 4), pack_pair(pairs[half * 2], pairs[half * 2 + 1]));
+                for (int i = 0; i < 4; i++) {
+                    const float(&pairs)[4] = sum[part][slab * 8 + j + i / 2];
+                    words[i] = pack_pair(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1]);
                 }
+                store_matrices(at + (lane_place ^ j * 16), words);
             }
             if constexpr (C_MAPPED) copy_fence();
             threads_sync(WRITE + consumer, 128);
@@ -194,6 +199,7 @@ __device__ inline void write_sums(const Output& c, const Sums& sum, unsigned cha
                 }
             }
             if (thread == 0) store_boxes_commit();
+            next = (next + 1) % C_SLABS;
         }
     }
 }
@@ -202,13 +208,14 @@ template <typename TileAt>
 __device__ inline void consume(const TileAt& tile_at, unsigned char* shared, int consumer, const Output& c) {
     Ring ring;
     Sums sum;
+    int next = 0;
 #pragma unroll 1
     for (int index = blockIdx.x; index < TILES; index += BLOCKS) {
         const Tile tile = tile_at(index);
         if (!tile.needed()) continue;
         if (tile.first_row + consumer * HIGH < tile.end_row) {
             multiply_tile(sum, ring, shared_address(shared), consumer);
-            write_sums(c, sum, shared, tile, consumer);
+            write_sums(c, sum, shared, tile, consumer, next);
         } else {
             wait_out(ring, shared_address(shared));
         }

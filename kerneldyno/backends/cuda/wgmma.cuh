@@ -128,3 +128,9 @@ template <int N, bool ACCUMULATE, bool B_TRANSPOSED>
 __device__ inline void multiply_registers(float (&sum)[N / 8][4], const unsigned (&a)[4], uint64 b) {
     Warpgroup<N, ACCUMULATE, B_TRANSPOSED>::registers(sum, a, b);
 }
+
+// The opposite of load_matrices (ptx.cuh): lane l gives the address of row l % 8 of matrix l / 8, and brings of each matrix the
+// elements (l / 4, l % 4 * 2) and the one after it.
+__device__ inline void store_matrices(unsigned shared, const unsigned (&words)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+}

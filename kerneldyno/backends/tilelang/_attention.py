@@ -14,6 +14,9 @@ LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 WARP = 32
 
+ROWS = 64
+"""Rows of queries of a warpgroup: those of one wgmma."""
+
 LOWEST = -1e30
 """Where a running maximum starts: finite, so that no -inf is subtracted from -inf, also after a scale of up to 1e6."""
 
@@ -148,17 +151,13 @@ class Ring:
         attention: The sizes.
         block_n: Keys of a tile.
         stages: Tiles of keys, and as many of values.
-        rows: Rows of queries of a block.
-        warpgroups: Groups of 128 threads that compute.
-        packed: Rows that belong to one query.
+        warpgroups: Groups of 128 threads that compute, each with 64 rows of queries.
     """
 
     attention: Attention
     block_n: int
     stages: int
-    rows: int
     warpgroups: int
-    packed: int = 1
 
     @property
     def threads(self) -> int:
@@ -173,12 +172,12 @@ class Ring:
     @property
     def scores_each(self) -> int:
         """Scores of a thread."""
-        return self.rows * self.block_n // self.threads
+        return ROWS * self.block_n // _overlap.WARPGROUP
 
     @property
     def sums_each(self) -> int:
         """Sums of a thread."""
-        return self.rows * self.attention.dim_v // self.threads
+        return ROWS * self.attention.dim_v // _overlap.WARPGROUP
 
 
 def allocating(ring: Ring) -> Any:
@@ -197,30 +196,24 @@ def allocating(ring: Ring) -> Any:
 
 
 def filling(ring: Ring) -> Any:
-    """Make the loading warp's macro: `fill(k, v, tiles, gates, count, batch, head, first)` loads one tile of keys and one of values.
+    """Make the loading warp's macro: `fill(tensor, tiles, full, empty, count, batch, head, first)` loads a tile of keys or of values.
 
-    `count` is the number of tiles that were loaded before, `first` the tile's first key.
+    `count` is the number of such tiles that were loaded before, `first` the tile's first key.
     """
     attention, stages, block_n = ring.attention, ring.stages, ring.block_n
 
     @T.macro
-    def fill(k, v, tiles, gates, count, batch, head, first):  # noqa: ANN001, ANN202
-        k_tiles, v_tiles = tiles
-        k_full, k_empty, v_full, v_empty = gates
+    def fill(tensor, tiles, full, empty, count, batch, head, first):  # noqa: ANN001, ANN202
         slot = count % stages
-        parity = count // stages % 2 ^ 1
-        T.barrier_wait(k_empty[slot], parity)
-        T.tma_copy(attention.rows(k, batch, head, first, block_n), k_tiles[slot, :, :], barrier=k_full[slot], leader_scope_threads=WARP)
-        T.barrier_arrive(k_full[slot])
-        T.barrier_wait(v_empty[slot], parity)
-        T.tma_copy(attention.rows(v, batch, head, first, block_n), v_tiles[slot, :, :], barrier=v_full[slot], leader_scope_threads=WARP)
-        T.barrier_arrive(v_full[slot])
+        T.barrier_wait(empty[slot], count // stages % 2 ^ 1)
+        T.tma_copy(attention.rows(tensor, batch, head, first, block_n), tiles[slot, :, :], barrier=full[slot], leader_scope_threads=WARP)
+        T.barrier_arrive(full[slot])
 
     return fill
 
 
 @T.macro
-def release(barriers, slot, thread):  # noqa: ANN001, ANN201
+def release(barriers, slot, thread):  # noqa: ANN001, ANN202
     """Arrive for the thread's warp."""
     if thread % WARP == 0:
         T.mbarrier_arrive(barriers[slot])
@@ -233,9 +226,7 @@ def multiplying(ring: Ring) -> tuple[Any, Any]:
     @T.macro
     def multiply_keys(q_tile, k_tiles, scores, k_full, count):  # noqa: ANN001, ANN202
         T.barrier_wait(k_full[count % stages], count // stages % 2)
-        T.wgmma_gemm(
-            q_tile, k_tiles[count % stages, :, :], scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True
-        )
+        T.wgmma_gemm(q_tile, k_tiles[count % stages, :, :], scores, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
 
     @T.macro
     def multiply_values(weights, v_tiles, sums, v_full, count):  # noqa: ANN001, ANN202
@@ -270,7 +261,7 @@ class State:
 
 
 @T.macro
-def start(state):  # noqa: ANN001, ANN201
+def start(state):  # noqa: ANN001, ANN202
     """Begin with no keys seen."""
     T.clear(state.sums)
     T.clear(state.total)
@@ -361,7 +352,9 @@ def kernel(attention: Attention, body: Any, blocks: int, threads: int) -> T.Prim
         return with_lse
 
     @T.prim_func
-    def without_lse(q: T.Tensor(shapes["q"], dtype), k: T.Tensor(shapes["k"], dtype), v: T.Tensor(shapes["v"], dtype), o: T.Tensor(shapes["o"], dtype)):  # noqa: ANN202
+    def without_lse(  # noqa: ANN202
+        q: T.Tensor(shapes["q"], dtype), k: T.Tensor(shapes["k"], dtype), v: T.Tensor(shapes["v"], dtype), o: T.Tensor(shapes["o"], dtype)
+    ):
         with T.Kernel(blocks, threads=threads) as block:
             body(q, k, v, o, None, block)
 

@@ -9,9 +9,6 @@ from kerneldyno.backends.tilelang import _attention
 from kerneldyno.backends.tilelang import _overlap
 
 
-ROWS = 64
-"""Rows of the tile: the least of a wgmma."""
-
 _COMBINING = 128
 
 
@@ -37,12 +34,12 @@ def split(attention: _attention.Attention, *, block_n: int, stages: int, splits:
     rows = seq_q * group
     low, end = key_tiles(attention, block_n)
     each = -(-(end - low) // splits)
-    ring = _attention.Ring(attention, block_n, stages, ROWS, 1)
+    ring = _attention.Ring(attention, block_n, stages, 1)
     fill = _attention.filling(ring)
     multiply_keys, multiply_values = _attention.multiplying(ring)
     allocate = _attention.allocating(ring)
-    soften = _attention.softening(attention, ROWS, block_n, packed=group)
-    normalise = _attention.normalising(attention, ROWS)
+    soften = _attention.softening(attention, _attention.ROWS, block_n, packed=group)
+    normalise = _attention.normalising(attention, _attention.ROWS)
     store = _attention.storing(attention)
     # the last query sees every key that is there unless a window ends it, so that masks cut only the ends of what is seen
     first_whole = -(-max(0, attention.offset + seq_q - attention.window) // block_n) if attention.window else low
@@ -54,7 +51,7 @@ def split(attention: _attention.Attention, *, block_n: int, stages: int, splits:
 
     @T.macro
     def take(q, k, v, o, lse, o_part, lse_part, block):  # noqa: ANN001, ANN202
-        q_tile = T.alloc_shared((ROWS, dim), dtype)
+        q_tile = T.alloc_shared((_attention.ROWS, dim), dtype)
         tiles, gates = allocate()
         thread = T.get_thread_binding()
         part = block % splits
@@ -62,15 +59,16 @@ def split(attention: _attention.Attention, *, block_n: int, stages: int, splits:
         batch = block // splits // kv_heads
         first = low + part * each
         count = T.max(0, T.min(each, end - first))
+        k_full, k_empty, v_full, v_empty = gates
         if thread < _overlap.WARPGROUP:
             if thread < _attention.WARP:
                 for step in T.serial(count):
-                    fill(k, v, tiles, gates, step, batch, head, (first + step) * block_n)
+                    fill(k, tiles[0], k_full, k_empty, step, batch, head, (first + step) * block_n)
+                    fill(v, tiles[1], v_full, v_empty, step, batch, head, (first + step) * block_n)
         else:
-            k_full, k_empty, v_full, v_empty = gates
-            state = _attention.State.allocate(attention, ROWS, block_n)
+            state = _attention.State.allocate(attention, _attention.ROWS, block_n)
             _attention.start(state)
-            for i, j in T.Parallel(ROWS, dim):
+            for i, j in T.Parallel(_attention.ROWS, dim):
                 q_tile[i, j] = T.if_then_else(
                     i < rows, attention.element(q, batch, head * group + i % group, T.min(i // group, seq_q - 1), j), T.cast(0, dtype)
                 )
@@ -83,7 +81,7 @@ def split(attention: _attention.Attention, *, block_n: int, stages: int, splits:
                 T.warpgroup_fence_operand(state.scores, num_regs=ring.scores_each)
                 _attention.release(k_empty, step % stages, thread)
                 soften(state, attention.offset, tile * block_n, T.Or(tile < first_whole, tile >= last_whole) if cut else False)
-                for i, j in T.Parallel(ROWS, dim_v):
+                for i, j in T.Parallel(_attention.ROWS, dim_v):
                     state.sums[i, j] *= state.factor[i]
                 T.copy(state.scores, state.weights)
                 multiply_values(state.weights, tiles[1], state.sums, v_full, step)
@@ -92,24 +90,22 @@ def split(attention: _attention.Attention, *, block_n: int, stages: int, splits:
                 _attention.release(v_empty, step % stages, thread)
             normalise(state)
             if splits == 1:
-                for i, j in T.Parallel(ROWS, dim_v):
+                for i, j in T.Parallel(_attention.ROWS, dim_v):
                     if i < rows:
                         store(o, batch, head * group + i % group, i // group, j, state.sums[i, j])
                 if attention.lse:
-                    for i in T.Parallel(ROWS):
+                    for i in T.Parallel(_attention.ROWS):
                         if i < rows:
                             lse[batch, head * group + i % group, i // group] = _attention.logarithm(
                                 attention, state.high[i], state.total[i]
                             )
             else:
-                for i, j in T.Parallel(ROWS, dim_v):
+                for i, j in T.Parallel(_attention.ROWS, dim_v):
                     if i < rows:
                         o_part[part, batch, head, i, j] = state.sums[i, j]
-                for i in T.Parallel(ROWS):
+                for i in T.Parallel(_attention.ROWS):
                     if i < rows:
-                        lse_part[part, batch, head, i] = (
-                            _attention.logarithm(attention, state.high[i], state.total[i]) * _attention.LOG2_E
-                        )
+                        lse_part[part, batch, head, i] = _attention.logarithm(attention, state.high[i], state.total[i]) * _attention.LOG2_E
 
     @T.macro
     def combine(o, lse, o_part, lse_part, index):  # noqa: ANN001, ANN202

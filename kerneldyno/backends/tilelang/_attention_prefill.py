@@ -30,7 +30,7 @@ def place(attention: _attention.Attention, tiles: int, panel: int, index: Any) -
     return slot // attention.heads, slot % attention.heads, tile
 
 
-def pipelined(attention: _attention.Attention, *, block_m: int, block_n: int, stages: int, panel: int, warpgroups: int) -> T.PrimFunc:
+def pipelined(attention: _attention.Attention, *, block_m: int, block_n: int, stages: int, panel: int) -> T.PrimFunc:
     """One tile of queries a block; the compiler makes the pipeline, with a producer warpgroup and tensor maps where it may."""
     seq_q, dtype = attention.seq_q, attention.dtype
     group, offset = attention.group, attention.offset
@@ -68,7 +68,7 @@ def pipelined(attention: _attention.Attention, *, block_m: int, block_n: int, st
                 if tile * block_m + i < seq_q:
                     lse[batch, head, tile * block_m + i] = _attention.logarithm(attention, state.high[i], state.total[i])
 
-    return _attention.kernel(attention, attend, attention.batch * attention.heads * tiles, warpgroups * _overlap.WARPGROUP)
+    return _attention.kernel(attention, attend, attention.batch * attention.heads * tiles, block_m // _attention.ROWS * _overlap.WARPGROUP)
 
 
 def specialised(
@@ -78,12 +78,11 @@ def specialised(
     block_n: int,
     stages: int,
     panel: int,
-    warpgroups: int,
     blocks: int,
     turns: bool,
     reuse_q: bool,
 ) -> T.PrimFunc:
-    """Tiles of queries in turn on `blocks` blocks (0: one a tile): one warp loads, each of `warpgroups` others has its own query rows.
+    """Tiles of queries in turn on `blocks` blocks (0: one a tile): one warp loads, each warpgroup has 64 queries of its own.
 
     A consumer multiplies the scores of the next tile of keys before the values of this one, and takes the next softmax while the tensor
     cores do the latter. With `turns` the consumers queue their products one after the other, so that one's softmax runs beside the other's
@@ -96,7 +95,8 @@ def specialised(
     tiles = attention.batch * attention.heads * tiles_m
     grid = min(tiles, blocks or tiles)
     rounds = -(-tiles // grid)
-    ring = _attention.Ring(attention, block_n, stages, block_m, warpgroups)
+    warpgroups = block_m // _attention.ROWS
+    ring = _attention.Ring(attention, block_n, stages, warpgroups)
     fill = _attention.filling(ring)
     multiply_keys, multiply_values = _attention.multiplying(ring)
     allocate = _attention.allocating(ring)
@@ -109,6 +109,8 @@ def specialised(
     def produce(tensors, q_tile, key_tiles, q_gates, gates, block):  # noqa: ANN001, ANN202
         q, k, v = tensors
         q_full, q_empty = q_gates
+        k_full, k_empty, v_full, v_empty = gates
+        k_tiles, v_tiles = key_tiles
         count = T.alloc_var("int32", init=0)
         for turn in T.serial(rounds):
             if turn * grid + block < tiles:
@@ -119,9 +121,14 @@ def specialised(
                     attention.rows(q, batch, head, tile * block_m, block_m), q_tile, barrier=q_full[0], leader_scope_threads=_attention.WARP
                 )
                 T.barrier_arrive(q_full[0])
-                for step in T.serial(end - low):
-                    fill(k, v, key_tiles, gates, count, batch, head // group, (end - 1 - step) * block_n)
+                # in the order in which they are used: the next keys before these values
+                fill(k, k_tiles, k_full, k_empty, count, batch, head // group, (end - 1) * block_n)
+                for step in T.serial(end - 1 - low):
+                    fill(k, k_tiles, k_full, k_empty, count + 1, batch, head // group, (end - 2 - step) * block_n)
+                    fill(v, v_tiles, v_full, v_empty, count, batch, head // group, (end - 1 - step) * block_n)
                     count = count + 1
+                fill(v, v_tiles, v_full, v_empty, count, batch, head // group, low * block_n)
+                count = count + 1
 
     @T.macro
     def advance(q_tile, key_tiles, gates, state, count, thread, row, key, masked):  # noqa: ANN001, ANN202
@@ -201,6 +208,10 @@ def specialised(
                 if reuse_q:
                     T.sync_warp()
                     _attention.release(q_empty, 0, thread)
+        if turns:
+            # the last warpgroup passed a turn on that nobody takes
+            if thread < 2 * _overlap.WARPGROUP:
+                T.sync_threads(barrier_id=_FIRST_TURN, arrive_count=2 * _overlap.WARPGROUP)
 
     @T.macro
     def attend(q, k, v, o, lse, block):  # noqa: ANN001, ANN202

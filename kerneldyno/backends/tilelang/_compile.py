@@ -79,8 +79,11 @@ def build(program: Program, config: Config, arch: str) -> Artifact:
             library = Path(folder, "kernel.so")
             kernel.adapter.get_exportable_executable().export_library(str(library))
             binary = library.read_bytes()
-    (device_function,) = kernel.artifact.device_mod.functions.values()
-    attributes = device_function.attrs
+    # where a second kernel combines what the first computed, the first is the one with tiles in shared memory
+    attributes = max(
+        (function.attrs for function in kernel.artifact.device_mod.functions.values()),
+        key=lambda attributes: int(attributes.get("dyn_shared_memory_buf", 0)),
+    )
     extents = attributes["thread_extent"]
     ptxas = "\n".join(log)
     spills = [int(stores) + int(loads) for stores, loads in _SPILLS.findall(ptxas)]

@@ -1,12 +1,14 @@
 """Attention in TileLang: many queries on the tensor cores in two schedules, few queries against a long cache split over blocks."""
 
+from typing import Any
+
 import tilelang
 
 from kerneldyno.backends.tilelang import _attention
+from kerneldyno.backends.tilelang import _attention_decode
 from kerneldyno.backends.tilelang import _attention_prefill
 from kerneldyno.backends.tilelang import _compile
 from kerneldyno.backends.tilelang import _overlap
-from kerneldyno.core import DTYPE_BYTES
 from kerneldyno.core import Artifact
 from kerneldyno.core import Config
 from kerneldyno.core import Constraint
@@ -14,6 +16,7 @@ from kerneldyno.core import Device
 from kerneldyno.core import Launch
 from kerneldyno.core import Param
 from kerneldyno.core import Space
+from kerneldyno.core import Tensors
 from kerneldyno.core import Workload
 from kerneldyno.errors import Unsupported
 
@@ -21,8 +24,19 @@ from kerneldyno.errors import Unsupported
 _MOST_DIM = 256
 """Columns of one wgmma, and of one box of a tensor map."""
 
-_WORKING_REGISTERS = 40
-"""Registers of a consuming thread beside its scores, weights and sums: counted on builds for sm_90a."""
+_WORKING_REGISTERS = 24
+_MOST_ADDRESSED = 192
+_WINDOW_REGISTERS = 8
+"""Registers of a computing thread beside its scores, weights and sums, and 1 more for each 8 dims of a head up to 192, which hold addresses
+of parts of tiles. Builds for sm_90a spill where less is left: 20 bytes at 36 of 160 with 128 dims, 40 bytes at 32 of 240; none at 32 of 160
+with 64 dims, at 44 of 240 with 128, at 52 of 240 with 256; with a window 8 bytes at 44 of 240 with 128."""
+
+_ELEMENT_BYTES = 2
+_MOST_REGISTERS = 255
+_MOST_SPLITS = 128
+
+_LEAST_IN_FLIGHT = 32_768
+"""At 4.2 TB/s a multiprocessor takes 32 bytes in a nanosecond, and memory answers after about one microsecond."""
 
 _BLOCK_N = (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256)
 
@@ -45,20 +59,27 @@ def space(workload: Workload, device: Device) -> Space:
     for name, dim in (("head_dim", attention.dim), ("head_dim_v", attention.dim_v)):
         if dim % 16 or dim > _MOST_DIM:
             raise Unsupported(f"attention in TileLang: {name}={dim} is no multiple of 16 up to {_MOST_DIM}")
-    return _space_prefill(attention, device)
+    return _space_decode(attention, device) if attention.decode else _space_prefill(attention, device)
 
 
-_HAND = {"schedule": "specialised", "block_m": 128, "warpgroups": 2, "stages": 2}
+def _registers(attention: _attention.Attention, block_n: int) -> int:
+    """Registers that a computing thread needs for tiles of `block_n` keys: 64 rows of float32 and of 16-bit elements over 128 threads."""
+    elements = _attention.ROWS * (block_n + block_n // 2 + attention.dim_v) // _overlap.WARPGROUP
+    return elements + _WORKING_REGISTERS + min(attention.dim, _MOST_ADDRESSED) // 8 + _WINDOW_REGISTERS * (attention.window > 0)
+
+
+_HAND = {"schedule": "specialised", "block_m": 128, "stages": 2}
 _STARTS = (
     {**_HAND, "block_n": 128},
     {**_HAND, "block_n": 128, "turns": True},
     {**_HAND, "block_n": 176, "reuse_q": True},
     {**_HAND, "block_n": 160},
-    {**_HAND, "block_m": 192, "block_n": 128, "warpgroups": 3},
+    {**_HAND, "block_m": 192, "block_n": 128},
     {**_HAND, "block_n": 80},
     {**_HAND, "block_n": 64, "stages": 3},
-    {"schedule": "pipelined", "block_m": 128, "block_n": 128, "stages": 2, "warpgroups": 2},
-    {"schedule": "pipelined", "block_m": 64, "block_n": 64, "stages": 2, "warpgroups": 1},
+    {"schedule": "pipelined", "block_m": 128, "block_n": 128, "stages": 2},
+    {"schedule": "pipelined", "block_m": 64, "block_n": 64, "stages": 2},
+    {"schedule": "pipelined", "block_m": 64, "block_n": 32, "stages": 2},
 )
 """By the tiles of FlashAttention-3 (hopper/tile_size.h: 128 x 176 and 128 x 128 at 128 dims, 192 x 128 at 64, 128 x 80 at 256); not
 measured."""
@@ -67,7 +88,6 @@ measured."""
 def _space_prefill(attention: _attention.Attention, device: Device) -> Space:
     limit = device.smem_per_block_bytes - _compile.STATIC_SMEM_BYTES
     seq_q, seq_kv, dim, dim_v = attention.seq_q, attention.seq_kv, attention.dim, attention.dim_v
-    size = 2
     slices = attention.batch * attention.heads
     specialised = {"when": lambda schedule: schedule == "specialised"}
     panels = (8, 1, 2, 4, 16) if attention.causal else (1, 2, 4, 8, 16)
@@ -78,17 +98,18 @@ def _space_prefill(attention: _attention.Attention, device: Device) -> Space:
                 ("specialised", "pipelined"),
                 "specialised: by hand, the next tile's scores are multiplied beside the softmax; pipelined: by the compiler",
             ),
-            Param("block_m", (64, 128, 192, 256), "queries of a tile"),
+            Param(
+                "block_m", (64, 128, 192), "queries of a tile: 64 for each group of 128 threads that computes; one that loads comes on top"
+            ),
             Param("block_n", _BLOCK_N, "keys of a tile"),
             Param("stages", (1, 2, 3, 4), "tiles of keys and of values in flight between global and shared memory"),
-            Param("warpgroups", (1, 2, 3), "groups of 128 threads that compute; one that loads comes on top"),
             Param("panel", panels, "heads whose tiles are taken together, for the L2 cache; longest first where causal"),
             Param("blocks", (device.sm_count, 0), "blocks that take tiles in turn; 0: one block a tile", **specialised),
             Param(
                 "turns",
                 (False, True),
                 "the warpgroups queue their products in turn, so that one's softmax runs beside the other's products",
-                when=lambda schedule, warpgroups: schedule == "specialised" and warpgroups == 2,
+                when=lambda schedule, block_m: schedule == "specialised" and block_m == 128,
             ),
             Param(
                 "reuse_q",
@@ -116,28 +137,84 @@ def _space_prefill(attention: _attention.Attention, device: Device) -> Space:
                 "by hand, a stage is freed only after the next one is in use",
             ),
             Constraint(
-                lambda block_m, warpgroups: block_m % (64 * warpgroups) == 0,
-                "a warpgroup has multiples of 64 queries of its own",
-            ),
-            Constraint(
-                lambda block_m, block_n, warpgroups: (
-                    block_m // warpgroups * (block_n + block_n // 2 + dim_v) // _overlap.WARPGROUP + _WORKING_REGISTERS
-                    <= _overlap.registers(warpgroups)[1]
-                ),
+                lambda block_m, block_n: _registers(attention, block_n) <= _overlap.registers(block_m // _attention.ROWS)[1],
                 "scores, weights and sums of a thread fit in its registers: 240, 160 where three warpgroups compute",
             ),
             Constraint(
-                lambda block_m, block_n, stages: size * (block_m * max(dim, dim_v) + stages * block_n * (dim + dim_v)) <= limit,
+                lambda block_m, block_n, stages: _ELEMENT_BYTES * (block_m * max(dim, dim_v) + stages * block_n * (dim + dim_v)) <= limit,
                 f"shared memory (queries and stages x tiles of keys and values) is at most {limit} bytes a block",
             ),
             Constraint(
                 lambda block_m, block_n, stages, reuse_q: (
-                    reuse_q or size * (block_m * (dim + dim_v) + stages * block_n * (dim + dim_v)) <= limit
+                    reuse_q or _ELEMENT_BYTES * (block_m * (dim + dim_v) + stages * block_n * (dim + dim_v)) <= limit
                 ),
                 f"shared memory (queries, results and stages x tiles of keys and values) is at most {limit} bytes a block",
             ),
         ],
         _STARTS,
+    )
+
+
+_DECODE_STARTS = (
+    {"block_n": 128, "stages": 3},
+    {"block_n": 64, "stages": 3},
+    {"block_n": 64, "stages": 6},
+    {"block_n": 64, "stages": 2},
+    {"block_n": 256, "stages": 4},
+    {"block_n": 32, "stages": 2},
+)
+"""By the bytes that they keep on their way: 192 KB, then twice 96 KB, and 192 and 64 in smaller tiles at 128 dims; not measured."""
+
+
+def _space_decode(attention: _attention.Attention, device: Device) -> Space:
+    limit = device.smem_per_block_bytes - _compile.STATIC_SMEM_BYTES
+    slices = attention.batch * attention.kv_heads
+    each = _ELEMENT_BYTES * (attention.dim + attention.dim_v)
+    queries = _ELEMENT_BYTES * _attention.ROWS * attention.dim
+
+    def tiles(block_n: int) -> int:
+        low, end = _attention_decode.key_tiles(attention, block_n)
+        return end - low
+
+    # as many blocks as fill the multiprocessors, once or several times over
+    even = [max(1, device.sm_count * times // slices) for times in (1, 2, 3, 4, 6, 8)]
+    splits = sorted({1, *(count for count in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if count <= 2 * even[-1]), *even})
+    splits = [count for count in splits if count <= min(_MOST_SPLITS, tiles(_BLOCK_N[0]))]
+    # rounds of blocks over the multiprocessors, of the size of one split, and 1% for each split's results
+    best = min(splits, key=lambda count: -(-slices * count // device.sm_count) / count * (1 + 0.01 * count))
+    return Space(
+        [
+            Param("block_n", (32, 64, 96, 128, 160, 192, 256), "keys of a tile"),
+            Param("stages", (1, 2, 3, 4, 5, 6, 8), "tiles of keys and of values in flight between global and shared memory"),
+            Param(
+                "num_splits",
+                (best, *(count for count in splits if count != best)),
+                "blocks that share the keys of one key head out; 1 writes straight out, more need a second kernel",
+            ),
+        ],
+        [
+            Constraint(
+                lambda block_n: block_n == 32 or block_n < 2 * attention.seq_kv,
+                f"a tile has less than twice as many keys as there are ({attention.seq_kv})",
+            ),
+            Constraint(
+                lambda block_n: _registers(attention, block_n) <= _MOST_REGISTERS,
+                f"scores, weights and sums of a thread fit in its {_MOST_REGISTERS} registers",
+            ),
+            Constraint(
+                lambda block_n, stages: queries + stages * block_n * each <= limit,
+                f"shared memory (queries and stages x tiles of keys and values) is at most {limit} bytes a block",
+            ),
+            Constraint(
+                lambda block_n, stages: stages * block_n * each >= min(_LEAST_IN_FLIGHT, tiles(block_n) * block_n * each),
+                f"a block keeps {_LEAST_IN_FLIGHT} bytes of keys and values on their way, or all",
+            ),
+            Constraint(
+                lambda block_n, num_splits: num_splits == 1 or num_splits <= tiles(block_n),
+                "a split has at least one tile of keys",
+            ),
+        ],
+        _DECODE_STARTS,
     )
 
 
@@ -149,9 +226,14 @@ def build(workload: Workload, config: Config, arch: str) -> Artifact:
 def program(workload: Workload, config: Config) -> _compile.Program:
     """Write the TileLang function of one configuration."""
     attention = _attention.Attention.of(workload)
-    tile = {key: int(config[key]) for key in ("block_m", "block_n", "stages", "panel", "warpgroups")}
     # approximate exp2 has 2 units of error in the last place of float32: nothing beside weights in 16 bits
-    passes = {tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True}
+    passes: dict[str, Any] = {tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True}
+    if attention.decode:
+        function = _attention_decode.split(
+            attention, block_n=int(config["block_n"]), stages=int(config["stages"]), splits=int(config["num_splits"])
+        )
+        return _compile.Program(function, {**passes, **_overlap.PASSES})
+    tile = {key: int(config[key]) for key in ("block_m", "block_n", "stages", "panel")}
     if config["schedule"] == "pipelined":
         return _compile.Program(_attention_prefill.pipelined(attention, **tile), passes)
     function = _attention_prefill.specialised(
@@ -166,4 +248,29 @@ def program(workload: Workload, config: Config) -> _compile.Program:
 
 def load(artifact: Artifact, workload: Workload) -> Launch:
     """Load what `build` made."""
-    return _compile.load(artifact, ("q", "k", "v", "o", "lse") if workload.shape["lse"] else ("q", "k", "v", "o"))
+    names = ("q", "k", "v", "o", "lse") if workload.shape["lse"] else ("q", "k", "v", "o")
+    attention = _attention.Attention.of(workload)
+    splits = int(artifact.config["num_splits"]) if attention.decode else 1
+    if splits == 1:
+        return _compile.load(artifact, names)
+    return _Split(_compile.load(artifact, (*names, *_PARTS)), _attention_decode.partial_shapes(attention, splits))
+
+
+_PARTS = ("o_part", "lse_part")
+
+
+class _Split:
+    """A launch of both kernels, with the tensors between them."""
+
+    def __init__(self, launch: Launch, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        self._launch = launch
+        self._shapes = shapes
+        self.run = launch.run
+
+    def prepare(self, inputs: Tensors, outputs: Tensors) -> None:
+        """Bind tensors and allocate the splits' results."""
+        import torch
+
+        device = outputs["o"].device
+        parts = {name: torch.empty(shape, dtype=torch.float32, device=device) for name, shape in zip(_PARTS, self._shapes, strict=True)}
+        self._launch.prepare(inputs, {**outputs, **parts})

@@ -263,3 +263,17 @@ inline void multiply_registers(float (&sum)[N / 8][4], const unsigned (&a)[4], u
     for (int lane = 0; lane < 32; lane++) product.a_registers[lane] = reinterpret_cast<const unsigned*>(all[lane][0] | uint64(all[lane][1]) << 32);
     start(product);
 }
+
+inline void store_matrices(unsigned shared, const unsigned (&words)[4]) {
+    unsigned(*address)[6] = exchange(&shared, 1);
+    for (int matrix = 0; matrix < 4; matrix++) {
+        unsigned banks = 0;
+        for (int row = 0; row < 8; row++) {
+            const unsigned start = address[matrix * 8 + row][0];
+            at_shared(start, 16);
+            if (current->lane == 0 && (banks & 1u << start / 16 % 8)) bank_conflicts++;
+            banks |= 1u << start / 16 % 8;
+        }
+        std::memcpy(at_shared(address[matrix * 8 + current->lane / 4][0] + current->lane % 4 * 4, 4), &words[matrix], 4);
+    }
+}

@@ -47,9 +47,9 @@ def _config(
         ),
         pytest.param(_workload(1, 5, 1, 64, 64), (0, 0, 0, 1, 0), _config((16, 32, 64), (1, 2), 5, group_m=1), id="one-row"),
         pytest.param(
-            _workload(40, 7, 2, 67, 83, True), (1, 2, 0, 30, 15, 31, 1), _config((32, 64, 32), (2, 1), 2, group_m=1, sets=1), id="odd"
+            _workload(40, 7, 2, 67, 83, True), (1, 2, 0, 30, 15, 31, 1), _config((16, 64, 32), (1, 2), 2, group_m=1, sets=1), id="odd"
         ),
-        pytest.param(_workload(30, 3, 4, 70, 130), (49, 48, 23), _config((48, 32, 128), (1, 1), 2, "direct"), id="4-byte-rows"),
+        pytest.param(_workload(30, 3, 4, 70, 130), (49, 48, 23), _config((48, 64, 128), (1, 2), 2, "direct"), id="4-byte-rows"),
         pytest.param(_workload(80, 2, 2, 192, 64, True), (97, 63), _config((96, 192, 32), (2, 2), 4, sets=1), id="wide"),
     ],
 )
@@ -81,9 +81,9 @@ def test_numbers(emulate: Callable, workload: Workload, counts: tuple[int, ...],
 @pytest.mark.parametrize("tokens", [4096, 16])
 def test_starts_do_not_spill(disassemble: Callable, tokens: int, gather: bool) -> None:
     workload = _workload(tokens, 256, 8, 4096, 7168, gather)
-    starts = moe_gemm.space(workload, H200).starts
+    starts = [config for config in moe_gemm.space(workload, H200).starts if config["mma"] == "mma.sync"]
     assert starts[0]["block_m"] == (128 if tokens == 4096 else 16)
-    for config in starts[:3]:
+    for config in starts[:2]:
         artifact = moe_gemm.build(workload, config, "sm_90a")
         assert artifact.spill_bytes == 0
         assert artifact.registers * artifact.threads * int(config["blocks_per_sm"]) <= H200.registers_per_sm

@@ -86,16 +86,14 @@ def run_tensor_cores(program: Program, folder: Path, tensors: dict[str, torch.Te
     Args:
         program: A program in bfloat16.
         folder: An empty folder to compile in.
-        tensors: Contiguous tensors by the names of the function's parameters, bfloat16 and int32.
+        tensors: Contiguous tensors by the names of the function's parameters, bfloat16, int32 and float32.
     """
     artifact, extent = _lower(program)
     source = artifact.kernel_source
     names = list(tensors)
     maps = {name: _tensor_map(values, names) for name, values in TENSOR_MAP.findall(str(artifact.host_mod))}
-    kinds = {torch.bfloat16: "bfloat16_t", torch.int32: "int"}
-    arguments = [
-        maps.get(name) or f"({kinds[tensors[name].dtype]} *)tensors[{names.index(name)}]" for name in _parameters(source)
-    ]
+    kinds = {torch.bfloat16: "bfloat16_t", torch.int32: "int", torch.float32: "float"}
+    arguments = [maps.get(name) or f"({kinds[tensors[name].dtype]} *)tensors[{names.index(name)}]" for name in _parameters(source)]
     grid = extent["blockIdx.x"], extent.get("blockIdx.y", 1)
     call = _compile(source, [HEADER, TENSOR_HEADER], grid, extent["threadIdx.x"], arguments, folder)
     call((ctypes.c_void_p * len(names))(*(tensors[name].data_ptr() for name in names)))

@@ -1,8 +1,12 @@
 // What the CUDA C++ that TileLang writes for wgmma and tensor maps needs to run on a CPU, on top of emulated.h: every asynchronous
-// copy and product is done at once, which is one of the orders the hardware may choose. Elements have 2 bytes.
+// copy and product is done at once, which is one of the orders the hardware may choose. Elements have 2 bytes. Threads of a warp keep
+// together only where the instruction asks for it: the compiler's own producers, of which one thread counts, may lag behind and hang.
 // Source of the layouts: PTX ISA 8.0, "wgmma: Register Fragments", "Matrix Descriptor Format", "stmatrix", and the swizzles of
 // cuTensorMapEncodeTiled.
+#include <chrono>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -47,6 +51,13 @@ struct CUtensorMap {
 static std::mutex meeting;
 static std::condition_variable moved;
 
+// a kernel that hangs ends here, after a minute
+template <class Condition> void wait_until(std::unique_lock<std::mutex> &lock, Condition holds) {
+  if (moved.wait_for(lock, std::chrono::minutes(1), holds)) return;
+  std::fprintf(stderr, "thread %d of block %d waits for ever\n", threadIdx.x, blockIdx.x);
+  std::abort();
+}
+
 // an mbarrier; the state is kept apart, since only 8 bytes are there
 struct Barrier {
   uint64_t word;
@@ -63,7 +74,7 @@ struct Barrier {
   void arrive() { change(1, 0); }
   void expect_transaction(int bytes) { change(0, bytes); }
   void arrive_and_expect_tx(int bytes) { change(1, bytes); }
-  void wait(int parity) { std::unique_lock lock(meeting); moved.wait(lock, [&] { return int(of(this).phase & 1) != parity; }); }
+  void wait(int parity) { std::unique_lock lock(meeting); wait_until(lock, [&] { return int(of(this).phase & 1) != parity; }); }
 };
 
 // the 16 named barriers, and one for each warp
@@ -73,30 +84,36 @@ inline void meet(Meeting &place, int count) {
   std::unique_lock lock(meeting);
   const uint round = place.round;
   if (++place.present == count) { place.present = 0; ++place.round; moved.notify_all(); }
-  else moved.wait(lock, [&] { return place.round != round; });
+  else wait_until(lock, [&] { return place.round != round; });
 }
 
 inline void __syncwarp() { meet(warps[threadIdx.x / 32], 32); }
+
+inline void arrive_at(Meeting &place, int count) {
+  std::lock_guard lock(meeting);
+  if (++place.present == count) { place.present = 0; ++place.round; moved.notify_all(); }
+}
 
 inline size_t swizzled(size_t address, int span) { return address ^ (address >> 7 & (span / 16 - 1)) << 4; }
 
 namespace tl {
 enum class DataType { kBFloat16, kFloat32 };
 
-// start in units of 16 bytes, bytes of a row, and the distance of groups of 8 rows in units of 16 bytes
+// start in units of 16 bytes, bytes of a row, and the distances of groups of 8 rows and, where rows lie along the operand's columns, of
+// spans, both in units of 16 bytes
 struct GmmaDescriptor {
-  uint start, span, stride;
-  operator uint64_t() const { return start | uint64_t(span) << 16 | uint64_t(stride) << 32; }
+  uint start, span, stride, leading;
+  operator uint64_t() const { return start | uint64_t(span) << 16 | uint64_t(stride) << 32 | uint64_t(leading) << 48; }
 };
 inline GmmaDescriptor operator+(GmmaDescriptor descriptor, int offset) { descriptor.start += offset; return descriptor; }
-template <int layout, int, int stride> void initialize_wgmma_descriptor(GmmaDescriptor &descriptor, void *start) {
+template <int layout, int leading, int stride> void initialize_wgmma_descriptor(GmmaDescriptor &descriptor, void *start) {
   static_assert(layout >= 1 && layout <= 3, "only swizzled tiles");
-  descriptor = {uint((uchar *)start - buf_dyn_shmem) / 16, 256u >> layout, stride};
+  descriptor = {uint((uchar *)start - buf_dyn_shmem) / 16, 256u >> layout, stride, leading};
 }
 template <class T> void increase_descriptor_offset(GmmaDescriptor &descriptor, T bytes) { descriptor.start += bytes >> 4; }
 
 inline float element(uint64_t descriptor, int row, int depth) {
-  const size_t start = (descriptor & 0xffff) * 16, span = descriptor >> 16 & 0xffff, stride = (descriptor >> 32) * 16;
+  const size_t start = (descriptor & 0xffff) * 16, span = descriptor >> 16 & 0xffff, stride = (descriptor >> 32 & 0xffff) * 16;
   return *(bfloat16_t *)(buf_dyn_shmem + swizzled(start + row / 8 * stride + row % 8 * span + depth * 2, span));
 }
 
@@ -110,6 +127,46 @@ void wgmma_ss(uint64_t left, uint64_t right, uint32_t *sums, int keep) {
     ((float *)sums)[i] = sum;
   }
 }
+// rows of the right operand that lie along its columns: `leading` apart are the spans of a swizzle
+inline float transposed_element(uint64_t descriptor, int column, int depth) {
+  const size_t start = (descriptor & 0xffff) * 16, span = descriptor >> 16 & 0xffff;
+  const size_t stride = (descriptor >> 32 & 0xffff) * 16, leading = (descriptor >> 48) * 16;
+  const size_t place = start + column * 2 / span * leading + depth / 8 * stride + depth % 8 * span + column * 2 % span;
+  return *(bfloat16_t *)(buf_dyn_shmem + swizzled(place, span));
+}
+
+template <DataType, DataType, DataType, int m, int n, int k, bool, bool transposed, int, int>
+void wgmma_rs(const uint32_t *left, uint64_t right, uint32_t *sums, int keep) {
+  static bfloat16_t rows[32][16][k];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int i = 0; i < k / 2; ++i)
+    rows[warp][lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] = ((const bfloat16_t *)left)[i];
+  meet(warps[warp], 32);
+  for (int i = 0; i < n / 2; ++i) {
+    const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    float sum = keep ? ((float *)sums)[i] : 0;
+    for (int depth = 0; depth < k; ++depth)
+      sum += float(rows[warp][row][depth]) * (transposed ? transposed_element : element)(right, column, depth);
+    ((float *)sums)[i] = sum;
+  }
+  meet(warps[warp], 32);
+}
+// lanes that are `threads` apart or less meet in their warp alone
+template <class Op, int offset, class Barrier> struct AllReduce<Op, 4, 1, offset, Barrier> {
+  static float run(float value, float * = nullptr) {
+    static float exchanged[32][32];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int width = 2; width > 0; width /= 2) {
+      exchanged[warp][lane] = value;
+      meet(warps[warp], 32);
+      const float other = exchanged[warp][lane ^ width];
+      meet(warps[warp], 32);
+      value = Op::of(value, other);
+    }
+    return value;
+  }
+};
+
 template <class T> void warpgroup_fence_operand(T *, int) {}
 inline void warpgroup_arrive() {}
 inline void warpgroup_commit_batch() {}
@@ -122,6 +179,7 @@ inline void fence_proxy_async() {}
 inline void fence_barrier_init() {}
 template <int threads> bool tl_shuffle_elect() { return threads ? threadIdx.x % threads == 0 : threadIdx.x == 0; }
 inline void __sync_thread_partial(int barrier, int threads) { meet(named[barrier], threads); }
+inline void __named_barrier_arrive(int barrier, int threads) { arrive_at(named[barrier], threads); }
 inline void mbarrier_cp_async_arrive_noinc(Barrier &barrier) { barrier.arrive(); }
 inline void prefetch_tma_descriptor(const CUtensorMap &) {}
 
