@@ -147,8 +147,9 @@ def space(workload: Workload, device: Device) -> Space:
                 f"the tile (4 x direct_mr) and 4 weights fit the {registers} vector registers",
             ),
         ],
-        # on a 2-core EPYC (AVX2), one thread: 40 to 50 GFLOP/s in large groups (its fp32 GEMM: 65 to 88), in groups of 1 to 8 rows
-        # 1.3 to 2 times torch.mm in fp32 and 2 to 4 times in bf16; packing overtakes at 16 to 32 rows
+        # on a 2-core EPYC (AVX2), one thread: 72 GFLOP/s in groups of 256 rows (torch.mm: 83), 60 in bf16; in groups of 1 to 8
+        # rows 1.4 to 2 times torch.mm in fp32 and 2 to 3.5 times in bf16; packing overtakes at 16 to 32 rows. The
+        # tile of 12 rows needs 32 registers and was not measured
         [{**team, **tile, "mc": 192, "nc": nc, "kc": 512, "direct": 16, "direct_mr": 2} for nc in (192, 96, 768) for tile in tiles],
     )
 
