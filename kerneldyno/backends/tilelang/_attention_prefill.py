@@ -47,7 +47,10 @@ def pipelined(attention: _attention.Attention, *, block_m: int, block_n: int, st
         v_tile = T.alloc_shared((block_n, attention.dim_v), dtype)
         o_tile = T.alloc_shared((block_m, attention.dim_v), dtype)
         state = _attention.State.allocate(attention, block_m, block_n)
-        batch, head, tile = place(attention, tiles, panel, index)
+        # a variable, since from an expression of the block's index the compiler may conclude that threads diverge, and fail
+        tile = T.alloc_var("int32", init=0)
+        batch, head, nth = place(attention, tiles, panel, index)
+        tile = nth
         low, end, _, _ = attention.span(tile * block_m, block_m, block_n)
         T.copy(attention.rows(q, batch, head, tile * block_m, block_m), q_tile)
         _attention.start(state)
@@ -158,13 +161,15 @@ def specialised(
         k_full, k_empty, v_full, v_empty = gates
         state = _attention.State.allocate(attention, block_m, block_n)
         count = T.alloc_var("int32", init=0)
+        tile = T.alloc_var("int32", init=0)  # see `pipelined`
         if turns:
             # the first warpgroup begins
             if thread < 2 * _overlap.WARPGROUP:
                 T.named_barrier_arrive(_FIRST_TURN, 2 * _overlap.WARPGROUP)
         for turn in T.serial(rounds):
             if turn * grid + block < tiles:
-                batch, head, tile = place(attention, tiles_m, panel, turn * grid + block)
+                batch, head, nth = place(attention, tiles_m, panel, turn * grid + block)
+                tile = nth
                 row = tile * block_m + offset
                 low, end, whole_low, whole_end = attention.span(tile * block_m, block_m, block_n)
                 _attention.start(state)

@@ -23,6 +23,9 @@ _SOFTCAP_FINE = tl.constexpr(256.0)
 _DOT_MIN = 16
 
 
+PIPELINED = "with parts of a head of 32 columns or fewer, 2 tiles or more in flight: Triton 3.6.0 is wrong without a pipeline"
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A head's dims as one or two powers of two, which is what Triton's tiles are: 192 = 128 + 64, where 256 would read a third more.
@@ -39,6 +42,16 @@ class Parts:
     def width(self) -> int:
         """Columns of both."""
         return self.main + self.rest
+
+
+def least_stages(*widths: Parts) -> int:
+    """Fewest tiles in flight with which Triton 3.6.0 is right.
+
+    Without a pipeline, products with a part of 32 columns or fewer read shared memory that is not written yet: head_dim 96 gave NaN or an
+    illegal access in 4 of 4 such cases on an H200, in none of 14 with 2 stages or more (docs/notes/attention.md).
+    """
+    narrowest = min(part for width in widths for part in (width.main, width.rest) if part)
+    return 2 if narrowest < 64 else 1
 
 
 def parts(dim: int) -> Parts:

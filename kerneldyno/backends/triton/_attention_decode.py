@@ -317,8 +317,9 @@ def space(workload: Workload, device: Device) -> Space:
     Source: the limits on registers and shared memory come from cross-compiling for sm_90a with Triton 3.6 and 3.9.
     """
     shape = workload.shape
-    width = _attention.parts(shape["head_dim"]).width
-    width_v = _attention.parts(shape["head_dim_v"]).width
+    key, value = _attention.parts(shape["head_dim"]), _attention.parts(shape["head_dim_v"])
+    width, width_v = key.width, value.width
+    least_stages = _attention.least_stages(key, value)
     block_m = max(16, triton.next_power_of_2(group(workload) * shape["seq_q"]))
     count = keys(workload)[1]
     size = DTYPE_BYTES[workload.dtype]
@@ -348,6 +349,7 @@ def space(workload: Workload, device: Device) -> Space:
         return num_stages if block_m >= 64 else max(1, num_stages - 1)
 
     constraints = [
+        Constraint(lambda num_stages: num_stages >= least_stages, _attention.PIPELINED),
         Constraint(lambda block_n: block_n == 32 or block_n < 2 * count, f"a tile is not twice as wide as the keys seen ({count})"),
         Constraint(
             lambda block_n, num_splits: num_splits == 1 or num_splits * block_n <= count,

@@ -443,10 +443,10 @@ def space(workload: Workload, device: Device) -> Space:
     shape = workload.shape
     key, value = _attention.parts(shape["head_dim"]), _attention.parts(shape["head_dim_v"])
     width, width_v = key.width, value.width
+    least_stages = _attention.least_stages(key, value)
     slices = shape["batch"] * shape["heads"]
     rows = slices * max(shape["seq_q"], shape["seq_kv"])
-    # tensor maps of whole tensors cut off neither a head's dims nor a sequence; and where a head has two parts (192), the persistent
-    # program of Triton 3.6.0 leaves parts of O unwritten (H200, docs/notes/attention.md)
+    # tensor maps of whole tensors cut off neither a head's dims nor a sequence
     exact = (key.main, value.main) == (shape["head_dim"], shape["head_dim_v"]) and rows <= _MAP_EXTENT_MAX
     params = [
         Param("access", ("descriptor", "pointer"), "tiles by tensor maps (TMA) or by addresses (cp.async)"),
@@ -456,7 +456,8 @@ def space(workload: Workload, device: Device) -> Space:
         Param("num_stages", (1, 2, 3, 4), "tiles of keys and values in flight"),
         Param(
             "warp_specialize",
-            (False, True),
+            # with a head in two parts (96, 192) specialised programs of Triton 3.6.0 leave parts of O unwritten (docs/notes/attention.md)
+            (False, True) if not (key.rest or value.rest) else (False,),
             "one group of 4 warps loads, two take half of the queries each; masks are then evaluated on every tile",
             when=lambda access: access == "descriptor",
         ),
@@ -480,6 +481,7 @@ def space(workload: Workload, device: Device) -> Space:
     limit = device.smem_per_block_bytes
     too_many = f"a thread holds at most {_REGISTERS_MAX} registers of results, products and weights: more spill"
     constraints = [
+        Constraint(lambda num_stages: num_stages >= least_stages, _attention.PIPELINED),
         Constraint(
             lambda block_m: block_m == 64 or block_m <= triton.next_power_of_2(shape["seq_q"]),
             f"a tile is not twice as high as the queries ({shape['seq_q']})",
