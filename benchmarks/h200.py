@@ -21,9 +21,19 @@ from kerneldyno.store.shipped import to_lines
 BACKENDS = "triton,tilelang,cuda"
 CASES: tuple[tuple[str, ...], ...] = (
     # power-bound: one trial's median depends on how hot the chip was, so more of them meet in the playoff
-    ("problem=gemm", "shape.m=8192", "shape.n=8192", "shape.k=8192", "trials=90", "top=6"),
-    ("problem=gemm", "shape.m=4096", "shape.n=4096", "shape.k=4096", "trials=60"),
-    ("problem=gemm", "shape.m=1000", "shape.n=1003", "shape.k=517", "trials=60"),
+    ("problem=gemm", "shape.m=8192", "shape.n=8192", "shape.k=8192", "trials=30", "top=4"),
+    ("problem=gemm", "shape.m=4096", "shape.n=4096", "shape.k=4096", "trials=30"),
+    ("problem=gemm", "shape.m=1000", "shape.n=1003", "shape.k=517", "trials=30"),
+    ("problem=attention", "shape=fa3-hd128-full-4k", "trials=24"),
+    ("problem=attention", "shape=fa3-hd128-causal-4k", "trials=24"),
+    ("problem=attention", "shape=fa3-hd128-full-16k", "trials=24"),
+    ("problem=attention", "shape=fa3-hd128-causal-16k", "trials=24"),
+    ("problem=attention", "shape=llama3-70b-decode-16x32k", "trials=24"),
+    ("problem=moe_gemm", "shape=mixtral-8x7b-up-4k", "trials=24"),
+    ("problem=moe_gemm", "shape=qwen3-235b-a22b-up-4k", "trials=24"),
+    ("problem=moe_gemm", "shape=deepseek-v3-up-4k", "trials=24"),
+    ("problem=moe_gemm", "shape=qwen3-235b-a22b-up-16", "trials=24"),
+    ("problem=moe_gemm", "shape=deepseek-v3-up-16", "trials=24"),
     ("problem=softmax", "shape.m=4096", "shape.n=4096", "trials=60"),
     ("problem=softmax", "shape.m=16384", "shape.n=8192", "trials=60"),
     ("problem=softmax", "shape.m=8192", "shape.n=131072", "trials=60"),

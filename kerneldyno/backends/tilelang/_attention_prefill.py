@@ -47,7 +47,8 @@ def pipelined(attention: _attention.Attention, *, block_m: int, block_n: int, st
         v_tile = T.alloc_shared((block_n, attention.dim_v), dtype)
         o_tile = T.alloc_shared((block_m, attention.dim_v), dtype)
         state = _attention.State.allocate(attention, block_m, block_n)
-        # a variable, since from an expression of the block's index the compiler may conclude that threads diverge, and fail
+        # a variable: where loops end by an expression of the block's index, TileLang 0.1.15 may conclude that threads diverge in them, and
+        # fail ("Cannot lower a required shared-memory sync inside a divergent region")
         tile = T.alloc_var("int32", init=0)
         batch, head, nth = place(attention, tiles, panel, index)
         tile = nth
