@@ -29,11 +29,12 @@ CASES: tuple[tuple[str, ...], ...] = (
     ("problem=attention", "shape=fa3-hd128-full-16k", "trials=24"),
     ("problem=attention", "shape=fa3-hd128-causal-16k", "trials=24"),
     ("problem=attention", "shape=llama3-70b-decode-16x32k", "trials=24"),
-    ("problem=moe_gemm", "shape=mixtral-8x7b-up-4k", "trials=24"),
-    ("problem=moe_gemm", "shape=qwen3-235b-a22b-up-4k", "trials=24"),
-    ("problem=moe_gemm", "shape=deepseek-v3-up-4k", "trials=24"),
-    ("problem=moe_gemm", "shape=qwen3-235b-a22b-up-16", "trials=24"),
-    ("problem=moe_gemm", "shape=deepseek-v3-up-16", "trials=24"),
+    # one command, so that the compile processes are started once
+    (
+        "problem=moe_gemm",
+        "shape=mixtral-8x7b-up-4k,qwen3-235b-a22b-up-4k,deepseek-v3-up-4k,qwen3-235b-a22b-up-16,deepseek-v3-up-16",
+        "trials=14",
+    ),
     ("problem=softmax", "shape.m=4096", "shape.n=4096", "trials=60"),
     ("problem=softmax", "shape.m=16384", "shape.n=8192", "trials=60"),
     ("problem=softmax", "shape.m=8192", "shape.n=131072", "trials=60"),
