@@ -39,6 +39,7 @@ BODIES: Mapping[str, str] = {
     "build_dies": LOOP,
     "launch_error": LOOP,
     "out_of_resources": LOOP,
+    "no_memory_later": LOOP,
 }
 
 
@@ -60,6 +61,7 @@ class Launch:
     def __init__(self, library: ctypes.CDLL, fault: str) -> None:
         self.library = library
         self.fault = fault
+        self.prepared = 0
 
     def prepare(self, inputs: Tensors, outputs: Tensors) -> None:
         """Bind the tensors."""
@@ -67,6 +69,9 @@ class Launch:
             raise RuntimeError("CUDA_ERROR_INVALID_VALUE")
         if self.fault == "out_of_resources":
             raise RuntimeError("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+        self.prepared += 1
+        if self.fault == "no_memory_later" and self.prepared > 1:  # a trial prepares once, the playoff again on fresh inputs
+            raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY")
         self.arguments = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (inputs["x"], inputs["y"], outputs["out"])]
         self.arguments.append(ctypes.c_long(outputs["out"].numel()))
 

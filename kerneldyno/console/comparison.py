@@ -142,9 +142,9 @@ def _flat(row: RankRow, roofs: Mapping[tuple[str, str, str], float], registry: R
         "environment": dict(row.environment.versions),
         "conditions": dict(row.conditions),
         "created_at": row.created_at.isoformat(),
-        "roof_fraction": roof / row.median_us if roof and row.median_us else None,
-        "tflops": work.flops / seconds * 1e-12 if work and seconds else None,
-        "gbps": work.bytes / seconds * 1e-9 if work and seconds else None,
+        "roof_fraction": roof / row.median_us if roof and row.median_us and row.role != "step" else None,
+        "tflops": work.flops / seconds * 1e-12 if work and seconds and row.role != "step" else None,
+        "gbps": work.bytes / seconds * 1e-9 if work and seconds and row.role != "step" else None,
     }
     return {name: found[name] for name in _COLUMNS}
 
@@ -193,7 +193,7 @@ def _cell(row: RankRow, roofs: Mapping[tuple[str, str, str], float], registry: R
     if row.status != Status.OK:
         lines.append(str(row.status))
     elif row.role == "kernel" and not row.verified:
-        lines.append("not compared yet")
+        lines.append("not checked again" if row.playoff else "not compared yet")
     if row.counts:
         lines.append(", ".join(f"{count} {status}" for status, count in sorted(row.counts.items(), key=lambda item: -item[1])))
     return "\n".join(filter(None, lines))

@@ -58,6 +58,8 @@ _SAME += ("verified", "error_relative", "sm_clock_mhz", "power_w", "layout_us")
 def to_lines(engine: Engine, problem: str, work: Callable[[Workload], Work] | None = None) -> list[str]:
     """Write the standings of the newest playoffs as lines: what passed, and was right on fresh inputs after timing.
 
+    A playoff of which no kernel is left then is not written at all.
+
     Args:
         engine: A database, or `load_shipped`.
         problem: Name of the problem.
@@ -67,11 +69,13 @@ def to_lines(engine: Engine, problem: str, work: Callable[[Workload], Work] | No
         One line a standing, without line ends, in the ranking's order.
     """
     work = work or Registry().load_problem(problem).work
-    return [
-        compact_json(_line(row, work(row.workload)))
+    passed = [
+        row
         for row in ranking(engine, Filters(problems=(problem,)))
         if row.playoff is not None and row.status is Status.OK and (row.verified or row.role not in SOLVING_ROLES)
     ]
+    kept = {row.playoff for row in passed if row.role == "kernel"}
+    return [compact_json(_line(row, work(row.workload))) for row in passed if row.playoff in kept]
 
 
 def _line(row: RankRow, work: Work) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class _Runner:
     error: Error | None = None
     layout_us: float | None = None
     failure: Failure | None = None
+    message: str = ""
     verified: bool = False
     round_medians_us: list[float] = field(default_factory=list)
 
@@ -187,6 +188,9 @@ class Playoff:
         reply = self.session.call("recheck", runner.contender.name, self.workload.seed + 1)
         if reply.failure is None:
             runner.verified = True
+        elif status_of(reply.failure, running=True) is Status.OUT_OF_RESOURCES:
+            # no memory for fresh inputs: it raced, and its times stand, marked as not checked again
+            runner.message = reply.failure.text
         else:
             self._drop(runner, reply.failure)
 
@@ -205,7 +209,8 @@ class Playoff:
         middle, low, high = median_interval(medians)
         clocks = [found.sm_clock_mhz for found in self._conditions if found.sm_clock_mhz is not None]
         powers = [found.power_w for found in self._conditions if found.power_w is not None]
-        ratio = ratio_interval(library.round_medians_us, medians) if library is not None else (None, None, None)
+        against = library if runner.role != "step" else None
+        ratio = ratio_interval(against.round_medians_us, medians) if against is not None else (None, None, None)
         tied = runner.role in SOLVING_ROLES and first is not None and ratio_interval(first.round_medians_us, medians)[2] >= 1.0
         return replace(
             self._bare(runner),
@@ -239,6 +244,7 @@ class Playoff:
             config=finalist.config if finalist else None,
             error_relative=runner.error.relative if runner.error else None,
             layout_us=runner.layout_us,
+            message=runner.message,
             status=Status.OK,
         )
 

@@ -78,6 +78,15 @@ def test_a_kernel_that_dies_in_the_race_costs_the_others_nothing(tune: Tune) -> 
     assert "no comparison" in done.stderr or compared["planted"]["ratio"] > 0
 
 
+def test_a_race_is_not_lost_for_want_of_memory_after_it(tune: Tune) -> None:
+    done = tune(*VECTOR_ADD, "trials=2", more={"PLANTED": "no_memory_later"})
+    assert "not checked again" in done.stdout
+    compared = rows(tune("compare", "problem=vector_add", "format=json", f"plugin={PLANTED}"))
+    assert compared["planted"]["ratio"] > 0
+    assert (compared["planted"]["status"], compared["planted"]["verified"]) == ("ok", False)
+    assert "OUT_OF_MEMORY" in compared["planted"]["message"]
+
+
 def test_the_time_of_the_layout_stands_beside_the_kernels(tune: Tune) -> None:
     done = tune(*VECTOR_ADD, "trials=1", more={"PLANTED": "none"})
     assert "Layout: what the kernel prepares" in done.stdout
