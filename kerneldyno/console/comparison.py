@@ -230,7 +230,7 @@ def _legend(rows: Sequence[RankRow]) -> str:
     if any(row.tied_first for row in rows):
         parts.append("* fastest, or not told from it.")
     if any(row.role == "roof" for row in rows):
-        parts.append("Roof: the same bytes copied, a bound and no solution.")
+        parts.append("Roof: the same bytes copied, a bound and no solution; what reads more than it writes can pass it by some percent.")
     if any(row.layout_us is not None for row in rows):
         parts.append("Layout: what the kernel prepares for a routing, not in its time.")
     if any(row.role == "step" for row in rows):
