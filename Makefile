@@ -1,4 +1,4 @@
-# make tune    set up and tune softmax and gemm with what works here (under 5 minutes after the installation)
+# make tune    set up and tune attention, softmax and gemm with what works here (under 5 minutes after the installation)
 # make test    set up and run the tests and the import rules (under 12 minutes on 2 cores)
 # make lint    format, lint and types
 # make clean   remove .venv and what the tests leave

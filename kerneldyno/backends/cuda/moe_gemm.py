@@ -31,7 +31,7 @@ _WGMMA_STARTS = (
     {"mma": "wgmma", "block_m": 64, "block_n": 256, "stages": 5, "consumers": 1},
     {"mma": "wgmma", "block_m": 64, "block_n": 64, "stages": 8, "consumers": 1},
 )
-"""By TileLang's best with the same schedule, gemm's (docs/notes/gemm.md); not measured here."""
+"""By TileLang's best with the same schedule, gemm's. Figures: docs/notes/moe_gemm.md."""
 _COMPUTE_STARTS: tuple[Config, ...] = (
     {"block_m": 128, "block_n": 256, "block_k": 64, "warps_m": 2, "warps_n": 4, "stages": 3, "group_m": 16},
     {"block_m": 128, "block_n": 128, "block_k": 32, "warps_m": 2, "warps_n": 2, "stages": 4, "blocks_per_sm": 2},

@@ -47,7 +47,7 @@ _STARTS = (
     {**_FEW, "schedule": "overlapped", "block_m": 32, "block_n": 128, "block_k": 128, "stages": 4, "warpgroups": 2},
     {"schedule": "pipelined", "swap": False, "block_m": 64, "block_n": 64, "block_k": 64, "stages": 2, "warpgroups": 1, "panel": 4},
 )
-"""The wide ones by the best of gemm's searches (docs/notes/gemm.md), the others by the bytes that they keep on their way; not measured."""
+"""The wide ones by the best of gemm's searches, the others by the bytes that they keep on their way. Figures: docs/notes/moe_gemm.md."""
 
 
 def space(workload: Workload, device: Device) -> Space:
