@@ -42,7 +42,7 @@ SAMPLING_S = {"cuda": 0.1, "cpu": 0.4}
 """Seconds of sampling that one configuration gets; Triton's `do_bench` gives 100 ms too. A CPU is noisier and slower."""
 MIN_SAMPLES = {"cuda": 10, "cpu": 7}
 MAX_SAMPLES = {"cuda": 100, "cpu": 60}
-ROUND_S = {"cuda": 0.1, "cpu": 0.5}
+ROUND_S = {"cuda": 0.1, "cpu": 0.3}
 """Seconds of one round of the playoff, all contenders and the flushes of the cache (8 ms each on a CPU) together."""
 MIN_TURNS = 3
 MAX_TURNS = 20
