@@ -86,12 +86,12 @@ def test_killed_at_random_instants(tune: Tune, tmp_path: Path, environ: dict[str
     assert rows(tune("compare", "db=killed.db", "format=json"))["c"]["counts"] == {"ok": 16}
 
 
-@pytest.mark.parametrize("how", ["script", "stdin", "-c"])
+@pytest.mark.parametrize("how", ["script", "stdin"])
 def test_a_script_without_a_main_guard(tmp_path: Path, environ: dict[str, str], command: list[str], how: str) -> None:
     words = [*SOFTMAX[:4], "trials=2", "seed=1"]
     code = f"from kerneldyno.cli import main\ncode = main({words!r})\nraise SystemExit(code)\n"
     (tmp_path / "script.py").write_text(code)
-    arguments = {"script": ["script.py"], "stdin": ["-"], "-c": ["-c", code]}[how]
+    arguments = {"script": ["script.py"], "stdin": ["-"]}[how]
     done = subprocess.run(
         [*command[:-2], *arguments], input=code, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=200
     )

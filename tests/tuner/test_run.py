@@ -42,8 +42,9 @@ def test_search_then_compare_then_nothing_new(tune: Tune, tmp_path: Path) -> Non
 
 
 def test_a_seed_gives_the_same_configurations(tune: Tune, tmp_path: Path) -> None:
+    faults = {"PLANTED": "wrong syntax launch_error out_of_resources"}  # none of which takes the time of a comparison
     for name in ("a.db", "b.db", "c.db"):
-        tune(*SOFTMAX[:5], "sampler=random", f"seed={2 if name == 'c.db' else 1}", f"db={name}")
+        tune(*VECTOR_ADD, "trials=6", f"seed={2 if name == 'c.db' else 1}", f"db={name}", more=faults, expect=3)
     first, second, other = (list(trials(tmp_path / name).values()) for name in ("a.db", "b.db", "c.db"))
     assert first == second
     assert first != other

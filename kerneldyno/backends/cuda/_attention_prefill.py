@@ -122,7 +122,7 @@ def build(workload: Workload, config: Config, arch: str) -> Artifact:
         "SCALE_LOG2": f"{(softcap or scale) * math.log2(math.e)!r}f",
         "SOFTCAP_SCALE": f"{scale / softcap if softcap else 1.0!r}f",
     }
-    text = source_text("attention_prefill", workload.dtype, constants, macros, ("tma", "descriptor", "wgmma", "softmax_online"))
+    text = source_text("attention_prefill", workload.dtype, constants, macros, ("tma", "ring", "descriptor", "wgmma", "softmax_online"))
 
     def boxes(count: int, seq: int, width: int, rows: int) -> dict[str, list[int]]:
         row, head = (count * width, width) if shape["layout"] == "bshd" else (width, seq * width)

@@ -12,7 +12,7 @@ from kerneldyno.core import Param
 from kerneldyno.core import Workload
 
 
-PIECES = ("tma", "descriptor", "wgmma", "tiles", "warpgroups")
+PIECES = ("tma", "ring", "descriptor", "wgmma", "tiles", "warpgroups")
 """The files that a kernel on `warpgroups.cuh` builds on."""
 
 _PITCH = 8  # elements of 16 bits: the rows of a tensor map begin at multiples of 16 bytes. Source: CUDA driver API, cuTensorMapEncodeTiled

@@ -54,18 +54,6 @@ struct Task {
     __device__ int tile(int i) const { return first_tile + tiles - 1 - i; }
 };
 
-// A place in the ring of slots: tile i is in slot i % STAGES, and this is the i / STAGES-th time that the slot is filled.
-struct Slot {
-    int index = 0, parity = 0;
-
-    __device__ void advance() {
-        if (++index == STAGES) {
-            index = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 template <int COUNT, int ROWS>
 __device__ inline void copy_slabs(unsigned shared, const TensorMap& map, unsigned barrier, int row, int head, int batch) {
     barrier_expect(barrier, COUNT * ROWS * SWIZZLE_ROW);
@@ -76,11 +64,11 @@ __device__ inline void copy_slabs(unsigned shared, const TensorMap& map, unsigne
 __device__ inline void produce(const Task& task, unsigned shared, const TensorMap& q, const TensorMap& k, const TensorMap& v) {
     const auto barrier = [&](int index) { return shared + BARRIERS_AT + index * 8; };
     const int kv_head = task.head / (HEADS / KV_HEADS);
-    Slot k_slot, v_slot;
+    Ring k_ring, v_ring;
     const auto copy_k = [&](int i) {
-        barrier_wait(barrier(K_EMPTY + k_slot.index), k_slot.parity ^ 1);
-        copy_slabs<SLABS, BLOCK_N>(shared + K_AT + k_slot.index * K_BYTES, k, barrier(K_FULL + k_slot.index), task.tile(i) * BLOCK_N, kv_head, task.batch);
-        k_slot.advance();
+        barrier_wait(barrier(K_EMPTY + k_ring.slot), k_ring.parity ^ 1);
+        copy_slabs<SLABS, BLOCK_N>(shared + K_AT + k_ring.slot * K_BYTES, k, barrier(K_FULL + k_ring.slot), task.tile(i) * BLOCK_N, kv_head, task.batch);
+        k_ring.advance();
     };
     if (task.tiles == 0) return;
     copy_slabs<SLABS, BLOCK_M>(shared, q, barrier(Q_FULL), task.first_row, task.head, task.batch);
@@ -88,9 +76,9 @@ __device__ inline void produce(const Task& task, unsigned shared, const TensorMa
 #pragma unroll 1
     for (int i = 0; i < task.tiles; i++) {
         if (i + 1 < task.tiles) copy_k(i + 1);  // is needed before the values of i
-        barrier_wait(barrier(V_EMPTY + v_slot.index), v_slot.parity ^ 1);
-        copy_slabs<V_SLABS, BLOCK_N>(shared + V_AT + v_slot.index * V_BYTES, v, barrier(V_FULL + v_slot.index), task.tile(i) * BLOCK_N, kv_head, task.batch);
-        v_slot.advance();
+        barrier_wait(barrier(V_EMPTY + v_ring.slot), v_ring.parity ^ 1);
+        copy_slabs<V_SLABS, BLOCK_N>(shared + V_AT + v_ring.slot * V_BYTES, v, barrier(V_FULL + v_ring.slot), task.tile(i) * BLOCK_N, kv_head, task.batch);
+        v_ring.advance();
     }
 }
 
@@ -101,12 +89,12 @@ __device__ inline void consume(const Task& task, unsigned shared, int warpgroup,
     float scores[SCORES][4], results[RESULTS][4] = {};
     unsigned probabilities[VALUE_STEPS][4];
     Rows rows = no_rows();
-    Slot k_slot, v_slot;
+    Ring k_ring, v_ring;
 
     const auto multiply_scores = [&] {
-        barrier_wait(barrier(K_FULL + k_slot.index), k_slot.parity);
+        barrier_wait(barrier(K_FULL + k_ring.slot), k_ring.parity);
         const uint64 q_at = rows_descriptor(hold_register(shared + warpgroup * WARPGROUP_ROWS));
-        const uint64 k_at = rows_descriptor(hold_register(shared + K_AT + k_slot.index * K_BYTES));
+        const uint64 k_at = rows_descriptor(hold_register(shared + K_AT + k_ring.slot * K_BYTES));
         hold_registers(scores);
         warpgroup_fence();
 #pragma unroll
@@ -122,8 +110,8 @@ __device__ inline void consume(const Task& task, unsigned shared, int warpgroup,
         warpgroup_commit();
     };
     const auto multiply_values = [&] {
-        barrier_wait(barrier(V_FULL + v_slot.index), v_slot.parity);
-        const uint64 v_at = columns_descriptor(hold_register(shared + V_AT + v_slot.index * V_BYTES), KV_SLAB);
+        barrier_wait(barrier(V_FULL + v_ring.slot), v_ring.parity);
+        const uint64 v_at = columns_descriptor(hold_register(shared + V_AT + v_ring.slot * V_BYTES), KV_SLAB);
         hold_registers(results);
         warpgroup_fence();
 #pragma unroll
@@ -134,13 +122,13 @@ __device__ inline void consume(const Task& task, unsigned shared, int warpgroup,
     };
     const auto scores_done = [&] {
         hold_registers(scores);
-        if (lane == 0) barrier_arrive(barrier(K_EMPTY + k_slot.index));
-        k_slot.advance();
+        if (lane == 0) barrier_arrive(barrier(K_EMPTY + k_ring.slot));
+        k_ring.advance();
     };
     const auto values_done = [&] {
         hold_registers(results);
-        if (lane == 0) barrier_arrive(barrier(V_EMPTY + v_slot.index));
-        v_slot.advance();
+        if (lane == 0) barrier_arrive(barrier(V_EMPTY + v_ring.slot));
+        v_ring.advance();
     };
     const auto mask = [&](int i) {
         const int first = task.tile(i) * BLOCK_N, lowest = warpgroup_row + OFFSET, highest = lowest + 63;

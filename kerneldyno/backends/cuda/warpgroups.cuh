@@ -45,18 +45,6 @@ struct Place {
     }
 };
 
-// A place in the ring of slots, and the parity of the times that it has been filled.
-struct Ring {
-    int slot = 0, parity = 0;
-
-    __device__ void advance() {
-        if (++slot == STAGES) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 template <typename TileAt>
 __device__ inline void produce(const TileAt& tile_at, unsigned shared, const TensorMap& a, const TensorMap& b) {
     Ring ring;
