@@ -143,7 +143,7 @@ def shortened(problem: Problem, shape: Shape, device_kind: str) -> Shape:
     kept: dict[str, Value] = dict(shape)
     for key in reversed(list(shape)):
         rest = {name: value for name, value in kept.items() if name != key}
-        if rest and _completed(problem, rest, device_kind) == dict(shape):
+        if _completed(problem, rest, device_kind) == dict(shape):
             kept = rest
     return kept
 

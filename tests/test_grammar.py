@@ -123,6 +123,7 @@ def test_a_dim_follows_the_one_it_is_like() -> None:
     problem = Registry().load_problem("attention")
     assert shortened(problem, given, "cuda") == {"heads": 64, "kv_heads": 8, "seq_q": 1, "seq_kv": 4096, "head_dim_v": 64}
     assert shortened(problem, shape("shape.window=128"), "cuda") == {"window": 128}
+    assert shortened(problem, shape(""), "cuda") == {}
 
 
 def test_a_budget_alone_lifts_the_default_of_trials() -> None:

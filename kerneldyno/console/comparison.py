@@ -211,7 +211,7 @@ def _shape_words(row: RankRow, registry: Registry) -> str:
     for case, shape in problem.shapes().items():
         if dict(shape) == dict(workload.shape):
             return case
-    return replace(workload, shape=shortened(problem, workload.shape, row.device.kind)).shape_text
+    return replace(workload, shape=shortened(problem, workload.shape, row.device.kind)).shape_text or "the default"
 
 
 def _rate(row: RankRow, median_us: float, registry: Registry) -> str:
