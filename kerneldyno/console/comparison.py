@@ -119,6 +119,8 @@ def _roofs(rows: Iterable[RankRow]) -> dict[tuple[str, str, str], float]:
 
 
 def _work(row: RankRow, registry: Registry) -> Work | None:
+    if row.role == "step":
+        return None  # it does something else than the problem's work
     try:
         return registry.load_problem(row.workload.problem).work(row.workload)
     except KerneldynoError:
@@ -127,7 +129,7 @@ def _work(row: RankRow, registry: Registry) -> Work | None:
 
 def _flat(row: RankRow, roofs: Mapping[tuple[str, str, str], float], registry: Registry) -> dict[str, Any]:
     work = _work(row, registry)
-    roof = roofs.get(_place(row))
+    roof = roofs.get(_place(row)) if row.role != "step" else None
     seconds = row.median_us * 1e-6 if row.median_us else None
     found: dict[str, Any] = {name: getattr(row, name) for name in _COLUMNS if hasattr(row, name)}
     found |= {
@@ -142,9 +144,9 @@ def _flat(row: RankRow, roofs: Mapping[tuple[str, str, str], float], registry: R
         "environment": dict(row.environment.versions),
         "conditions": dict(row.conditions),
         "created_at": row.created_at.isoformat(),
-        "roof_fraction": roof / row.median_us if roof and row.median_us and row.role != "step" else None,
-        "tflops": work.flops / seconds * 1e-12 if work and seconds and row.role != "step" else None,
-        "gbps": work.bytes / seconds * 1e-9 if work and seconds and row.role != "step" else None,
+        "roof_fraction": roof / row.median_us if roof and row.median_us else None,
+        "tflops": work.flops / seconds * 1e-12 if work and seconds else None,
+        "gbps": work.bytes / seconds * 1e-9 if work and seconds else None,
     }
     return {name: found[name] for name in _COLUMNS}
 
@@ -186,8 +188,7 @@ def _cell(row: RankRow, roofs: Mapping[tuple[str, str, str], float], registry: R
             lines.append(f"{row.ratio:.2f}x{interval}")
         roof = roofs.get(_place(row))
         fraction = f", {roof / row.median_us:.0%} of roof" if roof and row.role in SOLVING_ROLES else ""
-        if row.role != "step":
-            lines.append(_rate(row, row.median_us, registry) + fraction)
+        lines.append(_rate(row, row.median_us, registry) + fraction)
         if row.layout_us is not None:
             lines.append(f"layout {time_text(row.layout_us)}")
     if row.status != Status.OK:

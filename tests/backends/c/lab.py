@@ -51,6 +51,18 @@ def check(kernel: ModuleType, problem: ModuleType, workload: Workload, config: C
     assert budget.admits(error), f"{workload.key} {config}: {error}, allowed {budget}"
 
 
+def check_again(kernel: ModuleType, problem: ModuleType, workload: Workload, config: Config) -> None:
+    """Run twice into the same outputs: nothing of the first run may reach the second."""
+    inputs, outputs = problem.inputs(workload, "cpu"), problem.outputs(workload, "cpu")
+    launch = kernel.load(built(kernel, workload, config), workload)
+    launch.prepare(inputs, outputs)
+    launch.run()
+    first = {name: tensor.clone() for name, tensor in outputs.items()}
+    launch.run()
+    for name, tensor in outputs.items():
+        assert torch.equal(first[name], tensor)
+
+
 def ratio_to(theirs: Callable[[], object], ours: Callable[[], object], enough: float, rounds: int = 60) -> float:
     """Time both in turn and return our least time over theirs; stops once it is `enough`, as a busy machine needs more rounds."""
     threads = torch.get_num_threads()
