@@ -309,7 +309,8 @@ class _Copy:
         """Allocate what is copied; the caller's tensors are not touched."""
         import torch
 
-        source, target = torch.zeros((2, min(self._bytes, _COPIED_BYTES)), dtype=torch.uint8, device=self._device)
+        # written, not zeros: the CPU's allocator gives zeros as pages that are all one page of memory, which a copy reads from the cache
+        source, target = torch.ones((2, min(self._bytes, _COPIED_BYTES)), dtype=torch.uint8, device=self._device)
         whole, rest = divmod(self._bytes, len(source))
         self._calls = [functools.partial(target.copy_, source)] * whole
         if rest:
